@@ -2,7 +2,7 @@
 
 Libraries that quantise a model by interception replace functions of JAX while the model is traced, by setting an
 attribute (`jax.lax.dot_general = ...`) or the `__code__` of a function. A kernel of the model is traced once, and
-serves calls outside of the interception, too. So its body means what it means without the interception.
+serves calls outside of the interception, too. So its body is traced as without the interception.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-# The functions of arrays are in these modules, and in those below them.
+# The functions of arrays are in these modules, and in their submodules.
 _MODULES = (
     *("jax.lax", "jax.nn", "jax.numpy", "jax.random", "jax.scipy", "jax._src.core", "jax._src.custom_derivatives"),
     *("jax._src.lax", "jax._src.nn", "jax._src.numpy", "jax._src.random", "jax._src.scipy"),
@@ -25,10 +25,10 @@ _MODULES = (
 
 @contextmanager
 def own_functions() -> Generator[None]:
-    """Inside, this thread calls JAX's functions as they were when this package was imported.
+    """A context in which this thread calls JAX's functions as they were when this package was imported.
 
-    Other threads keep the replacements. JAX's caches keep apart what is traced inside and outside, for a jitted
-    function of JAX may have been traced with a replacement.
+    Other threads keep the replacements. JAX's caches keep traces inside and outside apart, because a jitted function of
+    JAX may have been traced with a replacement.
     """
     if _thread.depth:
         yield
@@ -75,7 +75,7 @@ class _Choice:
 
 
 class _Change(NamedTuple):
-    """An attribute of a module, a class or a function, its value, and one that chooses by thread."""
+    """An attribute of a module, a class or a function: its value, and the value that chooses by thread."""
 
     holder: Any
     name: str
@@ -103,7 +103,7 @@ class _Attributes:
 class _Codes:
     """The code of functions.
 
-    A function that closes over variables is left out: Python gives it no code that closes over another number of them.
+    A function that closes over variables is left out: its code must close over as many variables as before.
     """
 
     def __init__(self, functions: list[FunctionType]) -> None:
@@ -122,9 +122,9 @@ class _Codes:
 
 
 def _with_code(function: FunctionType, code: CodeType) -> FunctionType:
-    found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    found.__kwdefaults__ = function.__kwdefaults__
-    return found
+    rebuilt = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    rebuilt.__kwdefaults__ = function.__kwdefaults__
+    return rebuilt
 
 
 def _code_of(choice: _Choice) -> CodeType:
@@ -154,7 +154,7 @@ class _Installed:
         self._threads += 1
 
     def leave(self) -> None:
-        """Behind the last thread, put back what was replaced; what its library has put back since then stays."""
+        """After the last thread, undo the changes; an attribute that its library has set since then stays."""
         self._threads -= 1
         while self._changes and not self._threads:
             change = self._changes.pop()
@@ -163,7 +163,7 @@ class _Installed:
 
 
 def _own() -> list[_Attributes | _Codes]:
-    """All functions of `_MODULES`, of the classes that they define, and those that jitted functions wrap."""
+    """All functions of `_MODULES`, of classes in these modules, and functions that jitted functions wrap."""
     modules = {name: module for name, module in sys.modules.items() if name.startswith(_MODULES)}
     attributes: list[_Attributes] = []
     functions: dict[int, FunctionType] = {}
@@ -180,12 +180,12 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_own(function: Any, module: str) -> bool:
-    """True for functions that a module defines, and for all in public modules, whose names users write."""
+    """True for a function that its module defines, and for any function of a public module, whose names users write."""
     return not module.startswith("jax._src") or getattr(function, "__module__", module) == module
 
 
 def _wrapped(function: Any) -> Iterator[FunctionType]:
-    """The Python functions that a function is, and wraps."""
+    """The function itself and the functions that it wraps, as far as they are Python functions."""
     while function is not None:
         if isinstance(function, FunctionType):
             yield function

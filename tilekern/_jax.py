@@ -53,22 +53,22 @@ ShapedArray = jax.core.ShapedArray
 
 def primitive(name: str, abstract_eval: Callable[..., Any], *, multiple_results: bool = False) -> Primitive:
     """A new primitive with the rule for the types of its results."""
-    made = Primitive(name)
-    made.multiple_results = multiple_results
-    made.def_abstract_eval(abstract_eval)
-    return made
+    new = Primitive(name)
+    new.multiple_results = multiple_results
+    new.def_abstract_eval(abstract_eval)
+    return new
 
 
-def forget_parameters(made: Primitive) -> None:
+def forget_parameters(primitive: Primitive) -> None:
     """Keep the parameters of a primitive of several results out of JAX's cache of types; only equations hold them."""
 
     def stage(trace: Any, source_info: Any, *operands: Any, **parameters: Any) -> Any:
-        types, effects = cast(Any, made).abstract_eval(*(x.aval for x in operands), **parameters)
-        eqn, results = trace.make_eqn(list(operands), types, made, parameters, effects, source_info=source_info)
+        types, effects = cast(Any, primitive).abstract_eval(*(x.aval for x in operands), **parameters)
+        eqn, results = trace.make_eqn(list(operands), types, primitive, parameters, effects, source_info=source_info)
         trace.frame.add_eqn(eqn)
         return results
 
-    cast(Any, _partial_eval).custom_staging_rules[made] = stage
+    cast(Any, _partial_eval).custom_staging_rules[primitive] = stage
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Settings:
     """The settings of JAX that a kernel's body obeys, with JAX's names and values; by default JAX's defaults.
 
     Attributes:
-      x64: whether 64-bit types are on.
+      x64: True if 64-bit types are on.
       dtype_promotion: "standard", or "strict", which refuses to promote implicitly.
       rank_promotion: "allow", "warn" or "raise".
-      check_leaks: whether traced values that outlive their trace are errors.
+      check_leaks: True if traced values that outlive their trace are errors.
     """
 
     x64: bool
@@ -89,7 +89,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """The settings where this is called."""
+    """The settings at the place of the call."""
     config = cast(Any, jax.config)
     x64 = bool(config.jax_enable_x64)
     promotion = config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion
@@ -98,9 +98,9 @@ def settings() -> Settings:
 
 @contextmanager
 def checking(settings: Settings) -> Generator[None]:
-    """Check code that is traced as these settings say: how it promotes, and that it leaks nothing.
+    """A context that checks traced code by these settings: its promotions, and that it leaks no traced value.
 
-    It is traced with JAX's own functions, whatever a library has put in their place.
+    Code is traced with JAX's own functions, whatever a library has put in their place.
     """
     with (
         own_functions(),
@@ -113,7 +113,7 @@ def checking(settings: Settings) -> Generator[None]:
 
 @contextmanager
 def tracing_under(settings: Settings) -> Generator[None]:
-    """Trace a kernel's body under these settings; all others have no influence on it."""
+    """A context that traces a kernel's body under these settings; other settings of JAX have no influence."""
     with (
         jax.enable_x64(settings.x64),
         checking(settings),
@@ -126,7 +126,7 @@ def tracing_under(settings: Settings) -> Generator[None]:
 
 
 def emits[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """A function that emits code, traced under JAX's defaults: its own code is not what the user wants checked."""
+    """A function that emits code, traced under JAX's defaults: the user wants no checks of the compiler's own code."""
 
     @wraps(function)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
@@ -147,7 +147,7 @@ def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Ja
 
 
 def of_jaxpr(jaxpr: Jaxpr, name: str) -> Callable[..., list[Any]]:
-    """The function of flat operands that a jaxpr of `make_jaxpr` is. NumPy arrays that it closes over are copied."""
+    """A jaxpr of `make_jaxpr` as a function of flat operands. NumPy arrays that the jaxpr closes over are copied."""
     constants = [kept(array) for array in jaxpr.consts]
 
     def run(*operands: Any) -> list[Any]:
@@ -158,7 +158,7 @@ def of_jaxpr(jaxpr: Jaxpr, name: str) -> Callable[..., list[Any]]:
 
 
 def kept(array: Any) -> Any:
-    """An array that stays as it is: a copy of one of NumPy, to which its owner may write."""
+    """An array that stays as it is: a copy of a NumPy array, to which its owner may write; other arrays themselves."""
     return np.array(cast(Any, array)) if isinstance(array, np.ndarray) else array
 
 
@@ -192,7 +192,7 @@ class Cache[K, V](dict[K, V]):
 
 
 def equations(jaxpr: Jaxpr) -> Generator[JaxprEqn]:
-    """The equations of a jaxpr in order, each followed by those of the jaxprs nested in it."""
+    """The equations of a jaxpr in order, each followed by the equations of the jaxprs nested in it."""
     for eqn in jaxpr.eqns:
         yield eqn
         for nested in cast(Any, _core).jaxprs_in_params(eqn.params):
@@ -203,8 +203,8 @@ def jvp_of(eqn: JaxprEqn) -> tuple[Jaxpr, list[int | None]]:
     """The rule of a call of a function of `jax.custom_jvp`.
 
     Returns:
-      A jaxpr of the operands and the tangents of those that are floats, without the leading constants of the call; and
-      for each result of the call, the number of its tangent among the results of the jaxpr, None if that is zero.
+      A jaxpr of the operands and the tangents of float operands, without the leading constants of the call; and for
+      each result of the call, the number of its tangent among the results of the jaxpr, None if the tangent is zero.
     """
     params: Any = eqn.params
     avals = [cast(Any, v.aval) for v in eqn.invars[params["num_consts"] :]]
@@ -215,25 +215,25 @@ def jvp_of(eqn: JaxprEqn) -> tuple[Jaxpr, list[int | None]]:
         return cast(Any, jax.core).eval_jaxpr(jaxpr, constants, *operands)
 
     moving = [a for a, moves in zip(avals, is_float, strict=True) if moves]
-    made = make_jaxpr(rule, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *moving)))
-    places = iter(range(len(is_zero), len(made.jaxpr.outvars)))
-    return made, [None if zero else next(places) for zero in is_zero]
+    rule_jaxpr = make_jaxpr(rule, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *moving)))
+    places = iter(range(len(is_zero), len(rule_jaxpr.jaxpr.outvars)))
+    return rule_jaxpr, [None if zero else next(places) for zero in is_zero]
 
 
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
-    """The numbers of constants and carries of a `scan`; the rest of its operands are sliced per iteration."""
+    """The numbers of constants and carries of a `scan`; all later operands are sliced per iteration."""
     constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
     return len(list(constants)), len(list(carries))
 
 
 def current_trace() -> Any:
-    """The innermost trace that is going on."""
+    """The innermost running trace of JAX."""
     with cast(Any, take_current_trace)() as trace:
         return trace
 
 
 def is_tracing() -> bool:
-    """True under a trace, such as those of `jax.jit`, `jax.vmap` and `jax.grad`."""
+    """True under a trace, such as a trace of `jax.jit`, `jax.vmap` or `jax.grad`."""
     return not isinstance(current_trace(), cast(Any, _core).EvalTrace)
 
 
@@ -282,13 +282,13 @@ def user_loc(eqn: JaxprEqn) -> source.Loc:
 
 def loc_of_exception(traceback: TracebackType | None) -> source.Loc:
     """The user's line at which an exception was raised: the innermost of the user's frames."""
-    found = source.UNKNOWN
+    loc = source.UNKNOWN
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not source.is_internal(code.co_filename):
-            found = _of_code(code.co_filename, code, traceback.tb_lasti)
+            loc = _of_code(code.co_filename, code, traceback.tb_lasti)
         traceback = traceback.tb_next
-    return found
+    return loc
 
 
 def written_in_jax(jaxpr: Jaxpr) -> bool:
@@ -302,17 +302,17 @@ def written_in_jax(jaxpr: Jaxpr) -> bool:
 
 
 def register_lowering(
-    made: Primitive, function: Callable[..., Any], platform: str | None = None, kept: str = ""
+    primitive: Primitive, function: Callable[..., Any], platform: str | None = None, kept: str = ""
 ) -> None:
     """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`.
 
-    The function is traced as on one device: what it gets is what one device has, whole or in a `jax.shard_map`. Only
-    operands that explicit axes divide keep their types.
+    The function is traced as on one device: its operands are the arrays of one device, whole or in a `jax.shard_map`.
+    Only operands that explicit axes divide keep their types.
 
     Args:
-      made: the primitive.
-      function: emits its code.
-      platform: None for all.
+      primitive: the primitive.
+      function: emits the code of the primitive.
+      platform: the platform; None for all platforms.
       kept: the name of a parameter that lives as long as the lowered program.
     """
 
@@ -327,7 +327,7 @@ def register_lowering(
             context.module_context.add_keepalive(parameters[kept])
         return [lowering.lower_with_sharding_in_types(context, x, aval) for x, aval in typed]
 
-    mlir.register_lowering(made, rule, platform=platform)
+    mlir.register_lowering(primitive, rule, platform=platform)
 
 
 def custom_call(
@@ -335,15 +335,15 @@ def custom_call(
 ) -> list[jax.Array]:
     """The results of native code: as `jax.ffi.ffi_call`, but HLO and profiles show `name`, and not "ffi_call".
 
-    The code gets the attributes, but for `has_side_effect`: with it, XLA keeps a call whose results nobody needs.
+    The code gets the attributes, except for `has_side_effect`: with it, XLA keeps a call whose results are not used.
     """
     types = tuple(ShapedArray(x.shape, x.dtype) for x in results)
-    given = (tuple(aliases.items()), tuple(attributes.items()))
-    return bind(_custom_call_p, *operands, name=name, target=target, types=types, given=given)
+    options = (tuple(aliases.items()), tuple(attributes.items()))
+    return bind(_custom_call_p, *operands, name=name, target=target, types=types, options=options)
 
 
-def _lower_custom_call(context: Any, *operands: Any, name: str, target: str, given: Any, **_: Any) -> Any:
-    aliases, attributes = map(dict[Any, Any], given)
+def _lower_custom_call(context: Any, *operands: Any, name: str, target: str, options: Any, **_: Any) -> Any:
+    aliases, attributes = map(dict[Any, Any], options)
     effect = attributes.pop("has_side_effect", False)
     rule = cast(Any, jax.ffi.ffi_lowering)(target, operand_output_aliases=aliases, has_side_effect=effect)
     # JAX's location of an op is its kind, around its path in the program, around its place in the source.
@@ -353,7 +353,7 @@ def _lower_custom_call(context: Any, *operands: Any, name: str, target: str, giv
         return rule(context, *operands, **attributes)
 
 
-_custom_call_p = primitive("tilekern_custom_call", lambda *_, **given: [*given["types"]], multiple_results=True)
+_custom_call_p = primitive("tilekern_custom_call", lambda *_, **params: [*params["types"]], multiple_results=True)
 mlir.register_lowering(_custom_call_p, _lower_custom_call)
 
 
@@ -362,12 +362,12 @@ def abstract_tpu(device_kind: str, cores: int) -> Generator[None]:
     """Trace `pallas_call` for a TPU of a kind, which need not be here.
 
     Pallas asks the abstract mesh for the TPU while it traces and lowers a kernel. Every equation keeps the mesh that it
-    was traced under, so the lowering may come later, outside of this. The mesh has no axes: it goes with whatever mesh
-    is set around it, such as that of a `shard_map`.
+    was traced under, so the lowering may come later, outside of this. The mesh has no axes, so it may stand in any
+    other mesh, such as the mesh of a `shard_map`.
 
     Args:
       device_kind: JAX's name of the TPU.
-      cores: how many cores one device of JAX has.
+      cores: the number of cores of one device of JAX.
     """
     device = jax.sharding.AbstractDevice(device_kind=device_kind, num_cores=cores, platform="tpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
@@ -397,42 +397,42 @@ def mosaic_text(body: bytes) -> str:
 _Rule = Callable[..., Any] | None
 
 
-def register_rules(made: Primitive, *, jvp: _Rule = None, transpose: _Rule = None, batch: _Rule = None) -> None:
+def register_rules(primitive: Primitive, *, jvp: _Rule = None, transpose: _Rule = None, batch: _Rule = None) -> None:
     """Attach differentiation and batching rules to a primitive."""
     if jvp is not None:
-        ad.primitive_jvps[made] = jvp
+        ad.primitive_jvps[primitive] = jvp
     if transpose is not None:
-        ad.primitive_transposes[made] = transpose
+        ad.primitive_transposes[primitive] = transpose
     if batch is not None:
-        batching.primitive_batchers[made] = batch
+        batching.primitive_batchers[primitive] = batch
 
 
-def register_derivatives(made: Primitive, jvp: Callable[..., Any], transpose: Callable[..., Any]) -> None:
+def register_derivatives(primitive: Primitive, jvp: Callable[..., Any], transpose: Callable[..., Any]) -> None:
     """Attach rules for the derivatives of a primitive with several results; None stands for a tangent that is zero.
 
     Args:
-      made: the primitive.
+      primitive: the primitive.
       jvp: (primals, tangents, **parameters) -> (results, their tangents).
-      transpose: (cotangents, operands, **parameters) -> cotangents of the operands; of operands in which the results
-        are linear it gets a `jax.ShapeDtypeStruct`, and only their cotangents are used.
+      transpose: (cotangents, operands, **parameters) -> cotangents of the operands; an operand in which the
+        results are linear is a `jax.ShapeDtypeStruct`, and only cotangents of such operands are used.
     """
 
     def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
-        results, found = jvp(primals, [None if _is_zero(t) else t for t in tangents], **parameters)
+        results, moved = jvp(primals, [None if _is_zero(t) else t for t in tangents], **parameters)
         avals = [jax.typeof(x) for x in primals]
-        results, found = ([_meshes.varying_like(x, avals) for x in values] for values in (results, found))
+        results, moved = ([_meshes.varying_like(x, avals) for x in values] for values in (results, moved))
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-        return results, [zero if t is None else t for t, zero in zip(found, zeros, strict=True)]
+        return results, [zero if t is None else t for t, zero in zip(moved, zeros, strict=True)]
 
     def transpose_rule(cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
         linear = [ad.is_undefined_primal(x) for x in operands]
-        known = [_meshes.whole_type(x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
-        found = transpose([None if _is_zero(c) else c for c in cotangents], known, **parameters)
-        pairs = zip(found, operands, linear, strict=True)
+        arguments = [_meshes.whole_type(x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
+        operand_cotangents = transpose([None if _is_zero(c) else c for c in cotangents], arguments, **parameters)
+        pairs = zip(operand_cotangents, operands, linear, strict=True)
         return [_meshes.varying_like(c, [x.aval]) if unknown else None for c, x, unknown in pairs]
 
-    ad.primitive_jvps[made] = jvp_rule
-    ad.primitive_transposes[made] = transpose_rule
+    ad.primitive_jvps[primitive] = jvp_rule
+    ad.primitive_transposes[primitive] = transpose_rule
 
 
 def instantiated(tangent: Any) -> Any:
@@ -463,7 +463,8 @@ def flatten_with_path(tree: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any
 def jit_checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """`jax.jit` of a function that is one operation for JAX's checks for NaN and infinity.
 
-    They name it in their error. Other functions they run again without jit, to find the operation at fault.
+    The checks name the function in their error. They run any other function again without jit, to find the operation at
+    fault.
     """
 
     def run(*operands: Any) -> Any:
@@ -474,9 +475,9 @@ def jit_checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def bind(made: Primitive, *operands: Any, **parameters: Any) -> Any:
+def bind(primitive: Primitive, *operands: Any, **parameters: Any) -> Any:
     """The result, or the list of results, of a primitive."""
-    return cast(Any, made.bind(*operands, **parameters))
+    return cast(Any, primitive.bind(*operands, **parameters))
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:

@@ -1,7 +1,7 @@
-"""Meshes: the types of calls inside of them, and what XLA divides among devices. With `_jax`, the user of private API.
+"""Meshes: the types of calls inside of a mesh, and programs that XLA divides. With `_jax`, the user of private API.
 
-Over a manual axis of a mesh, inside of `jax.shard_map`, an array varies or not, as its type says; `jax.grad` goes by
-that. A type also says which explicit axes divide the array. Automatic axes are XLA's, and no type tells of them.
+Inside of `jax.shard_map`, the type of an array says over which manual axes of the mesh it varies; `jax.grad` depends on
+this. A type also names the explicit axes that divide the array. Automatic axes are XLA's: no type names them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ShapedArray = jax.core.ShapedArray
 
 @contextmanager
 def outside_of_meshes() -> Generator[None]:
-    """Trace as on one device: the types of arrays say nothing of the mesh around the call."""
+    """A context to trace as on one device: the types of arrays do not mention the mesh around the call."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     local = AbstractMesh((), (), abstract_device=device)
     with jax.sharding.use_abstract_mesh(local), config._check_vma(False):  # pyright: ignore[reportPrivateUsage] -- the only way
@@ -36,9 +36,9 @@ def outside_of_meshes() -> Generator[None]:
 
 
 def result_types(name: str, operands: Sequence[ShapedArray], results: Sequence[Any]) -> list[ShapedArray]:
-    """The types of results of given shapes and dtypes, in the mesh that is set, or else in that of the operands.
+    """The types of results of given shapes and dtypes, in the mesh that is set, or else in the operands' mesh.
 
-    They vary over the manual axes over which the operands vary, and explicit axes do not divide them.
+    Results vary over the manual axes over which the operands vary, and explicit axes do not divide results.
     """
     varying = core.ManualAxisType(varying=core.standard_vma_rule(name, *operands))
     meshes = [jax.sharding.get_abstract_mesh(), *(x.sharding.mesh for x in operands)]
@@ -53,7 +53,7 @@ def is_divided(aval: ShapedArray) -> bool:
 
 
 def _named(aval: Any) -> list[str]:
-    """The mesh axes in a type, but for those over which it varies."""
+    """The mesh axes in a type, without the axes over which it varies."""
     spec = aval.sharding.spec
     of_dims: list[str] = [
         axis for axes in spec.partitions for axis in ([axes] if isinstance(axes, str) else axes or ())
@@ -73,20 +73,20 @@ def types_of(function: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray
 
 
 def spec_of(aval: ShapedArray) -> tuple[tuple[str, ...], ...]:
-    """For each dim of a type the explicit axes that divide it."""
+    """For each dim of a type, the explicit axes that divide it."""
     return spec_of_sharding(aval.sharding, aval.ndim)
 
 
 def spec_of_sharding(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...], ...]:
-    """For each dim of an array the axes of the mesh that divide it."""
+    """For each dim of an array, the axes of the mesh that divide it."""
     dims = [*sharding.spec.partitions, *[None] * (ndim - len(sharding.spec))]
     return tuple((d,) if isinstance(d, str) else tuple(d or ()) for d in dims)
 
 
 def spec_in_hlo(sharding: Any, mesh: Any, ndim: int) -> tuple[tuple[str, ...], ...] | None:
-    """For each dim of an array the axes of the mesh that divide it, by a sharding that XLA found.
+    """For each dim of an array, the axes of the mesh that divide it, by a sharding that XLA found.
 
-    None where a part of an axis divides a dim: this has no name.
+    None if a part of an axis divides a dim: a part has no name.
     """
     try:
         (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
@@ -107,14 +107,14 @@ def is_addend(aval: ShapedArray) -> bool:
 
 
 def explicit_axes(mesh: Any) -> frozenset[str]:
-    """The names of the explicit axes of a mesh, without those that divide the batch of a `jax.vmap` around."""
+    """The names of the explicit axes of a mesh, without axes that divide the batch of a `jax.vmap` around."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     mapped = cast(Any, core).get_axis_env().explicit_mesh_axis_names
     return frozenset(name for name, kind in kinds if kind == AxisType.Explicit) - mapped
 
 
 def alike(operands: Sequence[Any]) -> Sequence[Any]:
-    """Operands of one call, cast to vary over the same manual axes: those of all of them."""
+    """Operands of one call, cast to vary over the same manual axes: each axis over which any operand varies."""
     return cast(Any, core).auto_insert_reshard(*map(_plain, operands))
 
 
@@ -133,12 +133,12 @@ def _varying(value: Any, axes: frozenset[str]) -> Any:
 
 
 def type_beside(shaped: Any, value: Any) -> jax.ShapeDtypeStruct:
-    """The type of an array of a shape and dtype that varies over the manual axes over which `value` does."""
+    """The type of an array with the shape and dtype of `shaped` that varies over the manual axes of `value`."""
     return typed(shaped, jax.typeof(value))
 
 
 def typed(shaped: Any, like: ShapedArray) -> jax.ShapeDtypeStruct:
-    """The type of an array of a shape and dtype that varies over the manual axes over which those of a type do."""
+    """The type of an array with the shape and dtype of `shaped` that varies over the manual axes of the type `like`."""
     if like.mat.empty:
         return jax.ShapeDtypeStruct(shaped.shape, shaped.dtype)
     whole = NamedSharding(like.sharding.mesh, PartitionSpec())
@@ -146,20 +146,20 @@ def typed(shaped: Any, like: ShapedArray) -> jax.ShapeDtypeStruct:
 
 
 def whole_type(aval: ShapedArray) -> jax.ShapeDtypeStruct:
-    """A type with all that it says of a mesh."""
+    """A type with its whole description of a mesh: division by explicit axes, and variation over manual axes."""
     if is_divided(aval):
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding, manual_axis_type=aval.mat)
     return typed(aval, aval)
 
 
 def placed(values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
-    """Values that explicit axes divide as types say."""
+    """The values, divided by explicit axes as in `types`."""
     pairs = zip(values, map(jax.typeof, types), strict=True)
     return [cast(Any, jax).reshard(x, t.sharding) if jax.typeof(x).sharding != t.sharding else x for x, t in pairs]
 
 
 def varying_like(value: Any, avals: Sequence[Any]) -> Any:
-    """A value that varies over the manual axes over which arrays of some types do; None is kept."""
+    """The value, cast to vary over the manual axes over which `avals` vary; None stays None."""
     if value is None:
         return None
     missing = frozenset[str]().union(*(aval.mat.varying for aval in avals)) - jax.typeof(value).mat.varying
@@ -174,12 +174,12 @@ class Site:
     """The program that a call is lowered in.
 
     Attributes:
-      exporting: whether for `jax.export`, to run in another process.
-      divided: among what XLA divides the program, in words; "" for a program of one device, and in a `jax.shard_map`
-        over all axes of the mesh.
-      gathered: bytes of operands that XLA gathers on each device for what it does not divide, at most.
-      has_devices: whether the devices are known, so that XLA may ask for the program of a device's part.
-      explicit: whether explicit axes divide operands.
+      exporting: True for `jax.export`, to run in another process.
+      divided: the devices or axes among which XLA divides the program, in words; "" for a program of one device, and in
+        a `jax.shard_map` over all axes of the mesh.
+      gathered: the most bytes of operands that XLA gathers on each device for a call that it does not divide.
+      has_devices: True if the devices are known, so that XLA may ask for the program of a device's part.
+      explicit: True if explicit axes divide operands.
     """
 
     exporting: bool
@@ -189,15 +189,15 @@ class Site:
     explicit: bool = False
 
 
-def register_lowering_inside(made: Any, function: Any) -> None:
+def register_lowering_inside(primitive: Any, function: Any) -> None:
     """Lower a primitive of several results by tracing a function inside of the `jax.shard_map` around it."""
-    mlir.register_lowering(made, cast(Any, mlir).lower_fun(function, multiple_results=True))
+    mlir.register_lowering(primitive, cast(Any, mlir).lower_fun(function, multiple_results=True))
 
 
 def with_devices(context: Any) -> Any:
     """A lowering context with devices, which `custom_partitioning` needs, and JAX gives for certain primitives alone.
 
-    Their places in the mesh matter, and nothing else, so that they may be any of this process.
+    Only the places of the devices in the mesh matter, so any devices of this process will do.
     """
     module = context.module_context
     axes = module.axis_context
@@ -212,7 +212,7 @@ def with_devices(context: Any) -> Any:
 
 
 def _mesh_in(module: Any) -> AbstractMesh | None:
-    """The mesh by whose axes a program divides its arguments, or the values that it asks to divide."""
+    """The mesh by whose axes a program divides its arguments, or values in it; None if no sharding names a mesh."""
     for sharding in _shardings_in(module):
         mesh = sdy.TensorShardingAttr(sharding).mesh_or_ref
         if sdy.MeshAttr.isinstance(mesh):
@@ -223,15 +223,15 @@ def _mesh_in(module: Any) -> AbstractMesh | None:
 
 
 def _shardings_in(module: Any) -> list[Any]:
-    found = [ir.DictAttr(a)["sdy.sharding"] for a in _arguments_of(module) if "sdy.sharding" in ir.DictAttr(a)]
+    shardings = [ir.DictAttr(a)["sdy.sharding"] for a in _arguments_of(module) if "sdy.sharding" in ir.DictAttr(a)]
 
     def visit(operation: Any) -> Any:
         if operation.name in _ASKS:
-            found.append(operation.attributes["sharding"])
+            shardings.append(operation.attributes["sharding"])
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return found
+    return shardings
 
 
 def _arguments_of(module: Any) -> Any:
@@ -242,27 +242,27 @@ def _arguments_of(module: Any) -> Any:
 
 
 def _devices(platform: str, count: int) -> tuple[Any, ...] | None:
-    """So many devices, of a platform if it has them here."""
+    """`count` devices, of `platform` if it has as many here; None if no platform has as many."""
     for name in (platform, None):
         try:
-            found = cast(list[Any], jax.devices(name))
+            devices = cast(list[Any], jax.devices(name))
         except RuntimeError:  # no such platform here
             continue
-        if len(found) >= count:
-            return tuple(found[:count])
+        if len(devices) >= count:
+            return tuple(devices[:count])
     return None
 
 
 # Operations that ask for a sharding.
 _ASKS = ("sdy.sharding_constraint", "sdy.reshard")
 
-# True while a call is lowered whose operands are whole on each device: then those of calls inside of it are, too.
+# True while a call is lowered whose operands are whole on each device. Then operands of calls inside are whole, too.
 _whole: ContextVar[bool] = ContextVar("_whole", default=False)
 
 
 @contextmanager
 def lowering_at(context: Any) -> Generator[Site]:
-    """The site of a lowering context of JAX. Inside, what is traced is as on one device, unless it is `explicit`."""
+    """The site of a lowering context of JAX. Code inside is traced as on one device, unless it is `explicit`."""
     module, avals = context.module_context, context.avals_in
     if any(map(is_divided, avals)):
         with inside_mesh_of(avals):
@@ -287,21 +287,21 @@ def _has_devices(axes: Any) -> bool:
 
 
 def _divided_among(axes: Any) -> str:
-    """Several devices, or axes of a mesh that are not those of the `shard_map` around the call; else ""."""
+    """The devices, or axes of a mesh that no `shard_map` around the call handles, in words; "" if there are none."""
     if isinstance(axes, sharding_impls.ShardingContext):
         return f"{axes.num_devices} devices" if axes.num_devices != 1 else ""
     if not isinstance(axes, sharding_impls.SPMDAxisContext) or not axes.manual_axes:
         return ""
     manual = {*axes.manual_axes, *axes.mesh.manual_axes}
-    rest = {a: n for a, n in axes.mesh.shape.items() if a not in manual}
-    return f"the mesh's {', '.join(f'{a!r} of {n}' for a, n in rest.items())}" if rest else ""
+    not_manual = {a: n for a, n in axes.mesh.shape.items() if a not in manual}
+    return f"the mesh's {', '.join(f'{a!r} of {n}' for a, n in not_manual.items())}" if not_manual else ""
 
 
 def _is_whole(module: Any, avals: Sequence[Any]) -> bool:
-    """True if the operands of a call in a program for several devices are known to be whole on each of them.
+    """True if the operands of a call in a program for several devices are proved to be whole on each device.
 
-    Their types say so where no axis of the mesh is automatic. Otherwise they are if all arguments of the program are,
-    and nothing inside asks for another sharding.
+    The types prove it if no axis of the mesh is automatic. Otherwise, operands are whole if all arguments of the
+    program are whole and no op inside asks for another sharding.
     """
     meshes = [aval.sharding.mesh for aval in avals]
     if all(not mesh.empty and AxisType.Auto not in mesh.axis_types for mesh in meshes):
@@ -319,11 +319,11 @@ def _says_whole(argument: Any) -> bool:
 
 
 def _asks_for_shardings(module: Any) -> bool:
-    found: list[str] = []
+    requests: list[str] = []
 
     def visit(operation: Any) -> Any:
-        found.extend(["here"] * (operation.name in _ASKS))
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+        requests.extend(["here"] * (operation.name in _ASKS))
+        return ir.WalkResult.INTERRUPT if requests else ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return bool(found)
+    return bool(requests)

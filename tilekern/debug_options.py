@@ -1,4 +1,4 @@
-"""The environment variable `TILEKERN_DEBUG`: what the compiler checks and prints, to find a bug in it."""
+"""The environment variable `TILEKERN_DEBUG`: extra checks and output of the compiler, to find a bug in it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def debug_options() -> frozenset[DebugOption]:
     - `poison`: fill the scratch memory of `cpu:llvm` with NaN before each program, which must not read it.
 
     Raises:
-      SettingError: it names another option.
+      SettingError: the variable names an option that does not exist.
     """
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    options, known = frozenset(filter(None, names)), get_args(DebugOption.__value__)
-    if options - set(known):
+    options, all_options = frozenset(filter(None, names)), get_args(DebugOption.__value__)
+    if options - set(all_options):
         raise SettingError(
             f"{VARIABLE} names an option that does not exist",
-            expected=f"some of {', '.join(known)}, separated by commas",
+            expected=f"some of {', '.join(all_options)}, separated by commas",
             got=f"{VARIABLE}={os.environ[VARIABLE]}",
             fix=f"unset {VARIABLE}, or correct it",
         )

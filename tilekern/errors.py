@@ -30,8 +30,8 @@ class TilekernError(Exception):
     """Base of all tilekern errors.
 
     Attributes:
-      summary: one sentence that says what is wrong.
-      expected, got, fix: what was wanted, what came (`name=value`), what to do instead; "" where not known.
+      summary: one sentence that names the fault.
+      expected, got, fix: the accepted input, the actual input (`name=value`), the remedy; "" where not known.
       loc: the user's line.
     """
 
@@ -74,7 +74,7 @@ class TileScopeError(TraceError):
 
 
 class CarryError(TraceError):
-    """A loop's body returned what does not fit its initial value, or a branch what does not fit the other's."""
+    """A loop's body returned a value that does not fit its initial value, or branches returned values of two types."""
 
 
 class ConcreteValueError(TraceError):
@@ -178,7 +178,7 @@ class ParseError(TilekernError, ValueError):
 
 
 class LoadError(TilekernError, ValueError):
-    """A file is not that of a saved kernel, was changed, or is of a newer version."""
+    """A file holds no saved kernel, was changed, or is of a newer version."""
 
 
 # --- wrong calls ------------------------------------------------------------------------------------------------------
@@ -210,8 +210,9 @@ def refuse(
 ) -> None:
     """Raise an `ArgumentError` in the place of an error that a call of a public function raised.
 
-    It returns for errors of ours, for those of the user's own code, such as the body of a loop, for those of the
-    compiler, and for those of a running program, which XLA raises with a status ("INTERNAL: ...").
+    It returns without an error for a tilekern error, for an error in the user's own code, such as the body of a loop,
+    for an error in the compiler, and for an error of a running program, which XLA raises with a status ("INTERNAL:
+    ...").
     """
     is_of_program = re.match(r"[A-Z_]+: ", str(error))
     if isinstance(error, TilekernError) or is_of_program or not _is_of_call(error.__traceback__):

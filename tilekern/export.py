@@ -12,7 +12,7 @@ from tilekern.lower.triton.call import CUSTOM_CALL
 def checks() -> list[jax.export.DisabledSafetyCheck]:
     """The consent that `jax.export` asks for before it exports kernels for NVIDIA GPUs.
 
-    JAX promises to run exported programs for years, but not those with a custom call that is none of its own. The only
+    JAX promises to run exported programs for years, but not programs with a custom call that is not JAX's. The only
     such call is `triton_kernel_call_ffi` of JAX's CUDA plugin. Programs for CPUs and TPUs need no consent.
 
     The exported program needs no tilekern where it runs: it holds portable code for CPUs, PTX for NVIDIA GPUs of

@@ -1,7 +1,7 @@
 """The JAX primitive: one call of a kernel in a JAX program.
 
-`kernel_call_p` carries a `Family`, the kernel for given argument types. Which member of the family runs, with which
-blocks, is decided when the call is lowered, for then the platform is known.
+`kernel_call_p` carries a `Family`, the kernel for given argument types. The member of the family that runs, and
+its blocks, are chosen when the call is lowered: then the platform is known.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Family(Protocol):
         ...
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
-        """The family of `size` calls at once, results stacked in dim 0; and how operands must be stacked for it."""
+        """The family of `size` calls at once, results stacked in dim 0; and for each operand its batch dim, or None."""
         ...
 
     def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """The results of a call of which explicit axes of a mesh divide operands."""
+        """The results of a call whose operands are divided by explicit axes of a mesh."""
         ...
 
     def types_on_mesh(self, operands: Sequence[Any]) -> Sequence[Any]:
@@ -53,11 +53,11 @@ class Family(Protocol):
         ...
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Sequence[Any], Sequence[Any | None]]:
-        """The results and their tangents; None is a tangent that is zero."""
+        """The results and their tangents; None stands for a tangent that is zero."""
         ...
 
     def transpose(self, cotangents: Sequence[Any | None], operands: Sequence[Any]) -> Sequence[Any | None]:
-        """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, in which the results are linear."""
+        """The cotangents of operands that are a `jax.ShapeDtypeStruct`, in which the results are linear."""
         ...
 
 
@@ -80,13 +80,13 @@ _runner: ContextVar[Runner | None] = ContextVar("tilekern_runner", default=None)
 
 def _eager(*operands: Any, family: Family) -> Sequence[jax.Array]:
     runner = _runner.get()
-    with jax.disable_jit(False):  # else what is under jit would be this again
+    with jax.disable_jit(False):  # else jit would run this function again
         return family.eager(*operands) if runner is None else runner(family, operands)
 
 
 @contextmanager
 def calls_run_by(runner: Runner) -> Generator[None]:
-    """All calls run by `runner(family, operands)`: nothing is under `jax.jit`, so each call has known operands."""
+    """A context in which `runner(family, operands)` runs all calls, without `jax.jit`, so that operands are known."""
     token = _runner.set(runner)
     try:
         with jax.disable_jit():
@@ -109,16 +109,16 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, family: Famil
     """vmap: one call of the batched family; operands that no call writes to are not copied."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     with _jax.own_functions():
-        batched, wanted = family.batched(size, tuple(dims))
-        stacked = [_stacked(x, d, w, size) for x, d, w in zip(operands, dims, wanted, strict=True)]
+        batched, batch_dims = family.batched(size, tuple(dims))
+        stacked = [_stacked(x, d, w, size) for x, d, w in zip(operands, dims, batch_dims, strict=True)]
         results = call(batched, *stacked)
     return results, [0] * len(results)
 
 
-def _stacked(x: Any, dim: int | None, wanted: int | None, size: int) -> Any:
-    if dim is None and wanted is not None:
+def _stacked(x: Any, dim: int | None, batch_dim: int | None, size: int) -> Any:
+    if dim is None and batch_dim is not None:
         x, dim = jnp.broadcast_to(x, (size, *x.shape)), 0
-    return x if dim is None or wanted is None or dim == wanted else jnp.moveaxis(x, dim, wanted)
+    return x if dim is None or batch_dim is None or dim == batch_dim else jnp.moveaxis(x, dim, batch_dim)
 
 
 def call(family: Any, *operands: Any) -> list[Any]:
@@ -131,7 +131,7 @@ def call(family: Any, *operands: Any) -> list[Any]:
 
 
 def calls_in(jaxpr: _jax.Jaxpr) -> list[tuple[Any, list[jax.ShapeDtypeStruct]]]:
-    """The families that a jaxpr calls, in order, with the types of the operands; also those in nested jaxprs."""
+    """The families that a jaxpr calls, in order, with the types of the operands; calls in nested jaxprs count."""
     calls: list[Any] = [eqn for eqn in _jax.equations(jaxpr) if eqn.primitive is kernel_call_p]
     return [(e.params["family"], [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.invars]) for e in calls]
 

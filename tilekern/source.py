@@ -2,8 +2,8 @@
 
 A `Loc` is a file, a line and a span of columns. `current()` is the user's line that is being worked on: the place of
 the innermost `at(loc)` block if there is one, otherwise of the innermost stack frame that belongs to the user. Frames
-of this package do not belong to the user, nor do those of packages and files that are registered as internal. Files
-below a folder that is registered with `register_kernels` do: these are kernels, written in the language as any user's.
+of this package do not belong to the user, nor do frames of packages and files that are registered as internal. Frames
+of files below a folder that is registered with `register_kernels` do: such files hold kernels, like a user's files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Loc:
         return f"{file}:{self.line}"
 
     def snippet(self) -> str:
-        """The line with a caret under the span, or "" where the source cannot be read."""
+        """The line with a caret under the span, or "" if the source cannot be read."""
         text = line_of(self.file, self.line).rstrip("\n")
         if not text:
             return ""
@@ -55,7 +55,7 @@ class Loc:
 
 
 UNKNOWN = Loc("<unknown>", 0)
-# Files of the code objects that a place was asked of.
+# Files of the code objects whose places were computed.
 _seen: set[str] = set()
 _current: ContextVar[Loc | None] = ContextVar("tilekern_loc", default=None)
 
@@ -110,7 +110,7 @@ def is_prebuilt(loc: Loc) -> bool:
 
 
 class at:
-    """Everything inside happens on behalf of `loc`; an unknown location changes nothing.
+    """A context in which `current()` is `loc`; an unknown location changes nothing.
 
     A class, for a generator costs five times as much, and each pass and each check enters one for each op.
     """
@@ -128,12 +128,12 @@ class at:
 
 
 def current() -> Loc:
-    """The user's line being worked on."""
+    """The user's line that is being worked on."""
     return _current.get() or of_stack()
 
 
 def of_stack() -> Loc:
-    """The innermost stack frame that is the user's."""
+    """The place of the innermost stack frame that belongs to the user."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the one documented way to walk frames
     while frame is not None and (is_internal(frame.f_code.co_filename) or _is_generated(frame)):
         frame = frame.f_back
@@ -163,5 +163,5 @@ def of_function(code: CodeType) -> Loc:
 
 def assigned_name(loc: Loc) -> str:
     """The variable that the statement at `loc` assigns (`i` for `i = tk.parallel(...)`), "" if there is none."""
-    found = re.match(r"\s*([A-Za-z_]\w*)\s*(:[^=]*)?=[^=]", line_of(loc.file, loc.line))
-    return found.group(1) if found else ""
+    match = re.match(r"\s*([A-Za-z_]\w*)\s*(:[^=]*)?=[^=]", line_of(loc.file, loc.line))
+    return match.group(1) if match else ""

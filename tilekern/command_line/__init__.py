@@ -1,7 +1,7 @@
 """`python -m tilekern show|check|fuzz|targets`: kernels from the command line, with exit codes for CI.
 
 Exit codes: 0: all is well. 1: a result is wrong. 2: the input is wrong, or a kernel is refused. 3: nothing was proved,
-for no target that was asked for runs here.
+because none of the requested targets runs here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ OK, WRONG, BAD_INPUT, NOTHING_PROVED = range(4)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line says.
-
-    Returns:
-      The exit code.
-    """
+    """Run the command of the command line `arguments`, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tilekern",
         description="Show, check and fuzz tile kernels.",
@@ -44,10 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|check|fuzz|targets")
     for command in (shows, checks, fuzzing, targets):
         command.add(commands)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     sys.path.insert(0, os.getcwd())
     try:
-        return given.run(given)
+        return options.run(options)
     except TilekernError as error:
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return BAD_INPUT

@@ -18,7 +18,7 @@ from tilekern.errors import ArgumentError
 from tilekern.kernel import CustomOp, Kernel
 from tilekern.testing.values import dtype_of
 
-# Dims have at most so many digits, those of 2^63.
+# The most digits of a dim: 2^63 has 19.
 _DIGITS = 19
 
 _TYPE = re.compile(r"\s*(?:(?P<none>None)|(?P<dtype>\w+)\s*\[(?P<dims>[0-9,\s]*)\])\s*(?:,|$)")
@@ -33,10 +33,10 @@ def add_function(parser: argparse.ArgumentParser) -> None:
 
 
 def function(name: str) -> Any:
-    """The function of a name `module:function` or `file.py:function`.
+    """The function with the name `module:function` or `file.py:function`.
 
     Raises:
-      ArgumentError: there is no such module, it fails when it is imported, or it has no such function.
+      ArgumentError: the module does not exist, fails when it is imported, or has no such function.
     """
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
@@ -47,18 +47,18 @@ def function(name: str) -> Any:
             fix="put a colon between the module and the kernel",
         )
     module = _module(module_name)
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        known = [n for n in dir(module) if isinstance(getattr(module, n), Kernel | CustomOp) and n[0] != "_"]
+        target = getattr(target, part, None)
+    if not callable(target):
+        names = [n for n in dir(module) if isinstance(getattr(module, n), Kernel | CustomOp) and n[0] != "_"]
         raise ArgumentError(
             f"{module_name} has no function {attribute!r}",
-            expected=f"one of its kernels: {', '.join(known)}" if known else "a kernel, op or function in that module",
-            got=repr(found) if found is not None else "nothing of this name",
+            expected=f"one of its kernels: {', '.join(names)}" if names else "a kernel, op or function in that module",
+            got=repr(target) if target is not None else "nothing of this name",
             fix="correct the name",
         )
-    return found
+    return target
 
 
 def _module(name: str) -> Any:
@@ -87,9 +87,9 @@ def types(text: str) -> tuple[jax.ShapeDtypeStruct | None, ...]:
     """The types of arrays as the IR writes them: `f32[128,64], bf16[64], i32[]`; None for an argument that is left out.
 
     Raises:
-      ArgumentError: the text is something else.
+      ArgumentError: the text is no list of types.
     """
-    found: list[jax.ShapeDtypeStruct | None] = []
+    array_types: list[jax.ShapeDtypeStruct | None] = []
     place = 0
     while place < len(text):
         match = _TYPE.match(text, place)
@@ -101,13 +101,13 @@ def types(text: str) -> tuple[jax.ShapeDtypeStruct | None, ...]:
                 fix="write dims in brackets, with commas",
             )
         if match["none"]:
-            found.append(None)
+            array_types.append(None)
         else:
             dims = tuple(int(d) for d in match["dims"].split(",") if d.strip())
             with jax.enable_x64(True):
-                found.append(jax.ShapeDtypeStruct(dims, dtype_of(match["dtype"])))
+                array_types.append(jax.ShapeDtypeStruct(dims, dtype_of(match["dtype"])))
         place = match.end()
-    return tuple(found)
+    return tuple(array_types)
 
 
 def has_64_bits(arguments: Sequence[Any]) -> bool:
@@ -119,9 +119,9 @@ def statics(texts: Sequence[str]) -> dict[str, Any]:
     """Static arguments from `name=value`: a Python literal, or else text.
 
     Raises:
-      ArgumentError: there is no `=`.
+      ArgumentError: a text has no name before a `=`.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
@@ -132,10 +132,10 @@ def statics(texts: Sequence[str]) -> dict[str, Any]:
                 fix='write, for example, --static "eps=1e-5"',
             )
         try:
-            found[name] = ast.literal_eval(value)
+            values[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):  # Python's parser has limits of depth
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def names(text: str | None) -> list[str] | None:

@@ -14,7 +14,7 @@ from tilekern.testing.check import CheckError, available, check
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the command `check`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "check", help="compare a kernel on every backend, by random calls, with each other and a reference"
     )
@@ -36,14 +36,14 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Check; print the report."""
-    if given.devices:
-        jax.config.update("jax_num_cpu_devices", given.devices)
-    kernel = arguments.function(given.function)
-    reference = arguments.function(given.reference) if given.reference else None
-    cases = None if given.shapes is None else [arguments.types(text) for text in given.shapes]
-    targets = arguments.names(given.targets)
+def run(options: argparse.Namespace) -> int:
+    """Check a kernel, print the report, and return the exit code."""
+    if options.devices:
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    kernel = arguments.function(options.function)
+    reference = arguments.function(options.reference) if options.reference else None
+    cases = None if options.shapes is None else [arguments.types(text) for text in options.shapes]
+    targets = arguments.names(options.targets)
     runs, skipped = available(targets)
     if not runs:
         for target, why in skipped.items():
@@ -55,13 +55,13 @@ def run(given: argparse.Namespace) -> int:
             reference,
             targets=targets,
             cases=cases,
-            max_examples=given.examples,
-            seed=given.seed,
-            **arguments.statics(given.static),
+            max_examples=options.examples,
+            seed=options.seed,
+            **arguments.statics(options.static),
         )
     except CheckError as error:
-        wrong = {"passed": False, "message": str(error), "script": error.script, **error.report.as_dict()}
-        print(json.dumps(wrong) if given.json else error)  # noqa: T201
+        failure = {"passed": False, "message": str(error), "script": error.script, **error.report.as_dict()}
+        print(json.dumps(failure) if options.json else error)  # noqa: T201
         return 1
-    print(json.dumps({"passed": True, **report.as_dict()}) if given.json else report)  # noqa: T201
+    print(json.dumps({"passed": True, **report.as_dict()}) if options.json else report)  # noqa: T201
     return 0

@@ -15,7 +15,7 @@ from tilekern.testing.programs.coverage import drawn
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the command `fuzz`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "fuzz", help="run random programs and random calls of the library on every backend"
     )
@@ -32,11 +32,11 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Fuzz, or only draw programs; print the tally."""
-    if given.coverage is not None:
-        found = drawn(given.coverage)
-        print("\n".join([str(found), *(f"missing: {cell}" for cell in found.missing)]))  # noqa: T201
+def run(options: argparse.Namespace) -> int:
+    """Fuzz, or only draw programs; print the tally, and return the exit code."""
+    if options.coverage is not None:
+        tally = drawn(options.coverage)
+        print("\n".join([str(tally), *(f"missing: {cell}" for cell in tally.missing)]))  # noqa: T201
         return 0
     shown = sys.stderr.isatty()
 
@@ -45,16 +45,16 @@ def run(given: argparse.Namespace) -> int:
         sys.stderr.flush()
 
     result = fuzz(
-        given.minutes,
-        seed=given.seed,
-        targets=arguments.names(given.targets),
-        folder=given.out,
-        resume=given.resume,
-        stop=given.stop,
-        shrink=not given.no_shrink,
+        options.minutes,
+        seed=options.seed,
+        targets=arguments.names(options.targets),
+        folder=options.out,
+        resume=options.resume,
+        stop=options.stop,
+        shrink=not options.no_shrink,
         progress=progress if shown else None,
     )
     if shown:
         progress("")
-    print(json.dumps(asdict(result)) if given.json else result)  # noqa: T201
+    print(json.dumps(asdict(result)) if options.json else result)  # noqa: T201
     return 1 if result.findings else 0

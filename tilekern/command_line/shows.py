@@ -21,7 +21,7 @@ from tilekern.lower.target import DEFAULT, Target, resolve
 
 _WHAT = ("ir", "text", "plan", "asm", "resources")
 
-# Of the compiler's output, the language that is nearest to the machine.
+# The languages of the compiler's output, the nearest to the machine first.
 _LANGUAGES = ("sass", "ptx", "s", "llvm", "hlo")
 
 _COLOURS = (
@@ -33,7 +33,7 @@ _COLOURS = (
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the command `show`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "show", help="print a kernel's block IR, or what a backend makes of it"
     )
@@ -46,23 +46,23 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Print what is asked for."""
-    kernel, types = arguments.function(given.function), arguments.types(given.shapes)
-    what = given.what or ("text" if given.target else "ir")
+def run(options: argparse.Namespace) -> int:
+    """Print the requested view of each kernel, and return the exit code."""
+    kernel, types = arguments.function(options.function), arguments.types(options.shapes)
+    view = options.what or ("text" if options.target else "ir")
     with jax.enable_x64(arguments.has_64_bits(types)):
-        call = partial(kernel, **arguments.statics(given.static))
-        kernels = _traced(call, types, resolve(given.target) if given.target else DEFAULT)
+        call = partial(kernel, **arguments.statics(options.static))
+        kernels = _traced(call, types, resolve(options.target) if options.target else DEFAULT)
         if not kernels:
             raise ArgumentError(
-                f"{given.function} calls no kernel",
+                f"{options.function} calls no kernel",
                 expected="a kernel, an op, or a function that calls some",
                 got=repr(kernel),
                 fix="name the function that calls the kernel",
             )
-        shown = "\n\n".join(_shown(k, what, given.target or "cpu", given.language) for k in kernels)
-    if given.json:
-        print(json.dumps({"function": given.function, "target": given.target, "what": what, "text": shown}))  # noqa: T201
+        shown = "\n\n".join(_shown(k, view, options.target or "cpu", options.language) for k in kernels)
+    if options.json:
+        print(json.dumps({"function": options.function, "target": options.target, "what": view, "text": shown}))  # noqa: T201
     else:
         print(coloured(shown) if sys.stdout.isatty() else shown)  # noqa: T201
     return 0
@@ -71,16 +71,16 @@ def run(given: argparse.Namespace) -> int:
 def _traced(function: Callable[..., Any], types: Sequence[Any], target: Target) -> list[Traced]:
     """The kernels that a function calls on a target, in order."""
     kernels = called(jax.make_jaxpr(function)(*types), target)
-    return [Traced(kernel, of_flat_arrays(kernel, wanted), wanted) for kernel, wanted in kernels]
+    return [Traced(kernel, of_flat_arrays(kernel, own_target), own_target) for kernel, own_target in kernels]
 
 
-def _shown(traced: Traced, what: str, target: str, language: str | None) -> str:
-    if what == "ir":
+def _shown(traced: Traced, view: str, target: str, language: str | None) -> str:
+    if view == "ir":
         return str(traced).rstrip()
     lowered = traced.lower(target)
-    match what:
+    match view:
         case "text" | "plan":
-            return str(getattr(lowered, what))
+            return str(getattr(lowered, view))
         case "resources":
             return str(lowered.compile().resources)
         case _:
@@ -88,14 +88,14 @@ def _shown(traced: Traced, what: str, target: str, language: str | None) -> str:
 
 
 def _assembly(asm: Any, language: str | None) -> str:
-    known = [name for name in asm if isinstance(asm[name], str) and asm[name]]
-    found = language or next((name for name in _LANGUAGES if name in known), "")
-    if found in known:
-        return str(asm[found])
+    languages = [name for name in asm if isinstance(asm[name], str) and asm[name]]
+    choice = language or next((name for name in _LANGUAGES if name in languages), "")
+    if choice in languages:
+        return str(asm[choice])
     raise ArgumentError(
-        f"the compiler gives no {found or 'text'}",
-        expected=f"one of {', '.join(known)}",
-        got=f"--language {found}",
+        f"the compiler gives no {choice or 'text'}",
+        expected=f"one of {', '.join(languages)}",
+        got=f"--language {choice}",
         fix="name one of these",
     )
 
@@ -105,8 +105,8 @@ def coloured(text: str) -> str:
     lines: list[str] = []
     for line in text.splitlines():
         comment = _COLOURS[0][0].search(line)
-        code, rest = (line[: comment.start()], line[comment.start() :]) if comment else (line, "")
+        code, comment_text = (line[: comment.start()], line[comment.start() :]) if comment else (line, "")
         for pattern, colour in _COLOURS[1:]:
             code = pattern.sub(f"\x1b[{colour}m\\1\x1b[0m", code)
-        lines.append(code + (f"\x1b[90m{rest}\x1b[0m" if rest else ""))
+        lines.append(code + (f"\x1b[90m{comment_text}\x1b[0m" if comment_text else ""))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`targets`: what this machine can run, compile and interpret, and what to install for the rest."""
+"""`targets`: the targets that this machine can run, compile and interpret, and the packages that others need."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tilekern.lower.target import TARGETS, Target, on_platform
 
 @dataclass(frozen=True)
 class Support:
-    """What this machine can do for a target.
+    """The abilities of this machine for a target.
 
     Attributes:
-      target: its name.
-      runs: whether calls run on the machine itself.
-      compiles: whether programs compile here.
-      interprets: whether they run here without the hardware.
-      needs: what to install, or to have, for the rest.
+      target: the name of the target.
+      runs: True if calls run on the machine itself.
+      compiles: True if programs compile here.
+      interprets: True if programs run here without the hardware.
+      needs: the package or the hardware that is missing for calls to run; "" if none is.
     """
 
     target: str
@@ -32,7 +32,7 @@ class Support:
 
 
 def support(target: Target) -> Support:
-    """What this machine can do for a target."""
+    """The abilities of this machine for a target."""
     match target.backend:
         case "xla":
             return Support(target.name, True, True, True, "")
@@ -62,7 +62,7 @@ def _is_here(target: Target, has_platform: bool) -> bool:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the command `targets`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "targets", help="say what this machine can run, compile and interpret"
     )
@@ -70,14 +70,14 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Print the table."""
-    found = [support(target) for target in TARGETS.values()]
-    if given.json:
-        print(json.dumps([asdict(s) for s in found]))  # noqa: T201
+def run(options: argparse.Namespace) -> int:
+    """Print the table of targets, and return the exit code."""
+    supports = [support(target) for target in TARGETS.values()]
+    if options.json:
+        print(json.dumps([asdict(s) for s in supports]))  # noqa: T201
         return 0
     print(f"{'target':<14}{'runs':<7}{'compiles':<10}{'interprets':<12}needs")  # noqa: T201
-    for s in found:
+    for s in supports:
         words = ["yes" if x else "no" for x in (s.runs, s.compiles, s.interprets)]
         print(f"{s.target:<14}{words[0]:<7}{words[1]:<10}{words[2]:<12}{s.needs}".rstrip())  # noqa: T201
     return 0
