@@ -48,7 +48,7 @@ class Loc:
         label = f"{self.line:>5} | "
         shown = f"{label}{text}"
         if self.end_column > self.column:
-            # A span that continues on the next line is underlined to the end of this one.
+            # A span that continues on the next line is underlined to the end of its first line.
             width = max(1, min(self.end_column, len(text)) - self.column)
             shown += f"\n{' ' * (len(label) + self.column)}{'^' * width}"
         return shown
@@ -63,7 +63,7 @@ _current: ContextVar[Loc | None] = ContextVar("tilekern_loc", default=None)
 def is_loaded(file: str) -> bool:
     """True if Python runs code of a file: of a module, or of a function that was traced.
 
-    A location in a text of the IR may name any file. Nothing but program source is read for it.
+    A location in a text of the IR may name any file. Only the source of loaded programs is read.
     """
     if file in _seen or file in linecache.cache:
         return True

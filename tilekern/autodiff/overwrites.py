@@ -1,6 +1,6 @@
 """Elements that a program stores several times: the last store counts, and the cotangents of earlier stores are 0.
 
-A backward pass does not know which store of an element was the last one. So a Func of its own, the forward program
+A backward pass does not know the last store of an element. So a Func of its own, the forward program
 without its values, writes the time of each store instead. A store takes the cotangents where its time was written last.
 
     store %a to %o[k]   store %b to %o[k] mask %m

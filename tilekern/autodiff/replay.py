@@ -25,7 +25,7 @@ class Replay(Builder):
         return self._copies.get(value, value)
 
     def replay(self, block: Block) -> None:
-        """Add the ops of a block that depend on nothing linear and store nothing."""
+        """Add copies of the ops of a block that depend on no linear input and store nothing."""
         for op in block.ops:
             self._replay(op)
 

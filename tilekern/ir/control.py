@@ -36,7 +36,7 @@ class Fold(Op):
 
     @property
     def stop(self) -> Value:
-        """The element behind the last one."""
+        """The element behind the last element."""
         return self.operands[1]
 
     @property

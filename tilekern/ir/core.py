@@ -130,18 +130,18 @@ class Op:
         return tuple(v.tile for v in self.operands)
 
 
-def _same_types(values: tuple[Value, ...], others: tuple[Value, ...]) -> bool:
-    """True if there are equally many values in both tuples, and each has the type of its counterpart."""
-    if len(values) != len(others):
+def _same_types(left: tuple[Value, ...], right: tuple[Value, ...]) -> bool:
+    """True if both tuples have equally many values, which pairwise have the same types."""
+    if len(left) != len(right):
         return False
-    return all(a is b or a.type is b.type or a.type == b.type for a, b in zip(values, others, strict=True))
+    return all(a is b or a.type is b.type or a.type == b.type for a, b in zip(left, right, strict=True))
 
 
-def _same_signatures(blocks: tuple[Block, ...], others: tuple[Block, ...]) -> bool:
+def _same_signatures(left: tuple[Block, ...], right: tuple[Block, ...]) -> bool:
     """True if both tuples have equally many blocks, which pairwise take and yield values of the same types."""
-    if len(blocks) != len(others):
+    if len(left) != len(right):
         return False
-    pairs = zip(blocks, others, strict=True)
+    pairs = zip(left, right, strict=True)
     return all(a is b or (_same_types(a.args, b.args) and _same_types(a.results, b.results)) for a, b in pairs)
 
 

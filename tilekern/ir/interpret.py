@@ -120,7 +120,7 @@ class _Program:
             case WriteOp():
                 self._write(op)
             case Print():
-                print(op.format.format(*self._all(op.operands)))  # noqa: T201 -- what it is for
+                print(op.format.format(*self._all(op.operands)))  # noqa: T201 -- the op prints
             case Assert():
                 if not np.all(self._values[op.operands[0]]):
                     with source.at(op.loc):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-# Strings and comments of generated Python, whose strings have double quotes. Whichever starts first contains the other.
+# Strings and comments of generated Python, whose strings have double quotes. Either may contain the start of the other.
 _NO_CODE = re.compile(r'"(?:[^"\\\n]|\\.)*"|#[^\n]*')
 
 

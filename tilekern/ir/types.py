@@ -46,7 +46,7 @@ Kind = Literal["float", "signed", "unsigned", "bool"]
 
 
 def dtype_name(dtype: DType) -> str:
-    """The short name of a dtype, `bf16` for bfloat16; NumPy's name for one that the language does not have."""
+    """The short name of a dtype, `bf16` for bfloat16; NumPy's name for a dtype that the language lacks."""
     try:
         return _NAMES.get(np.dtype(dtype)) or str(dtype)
     except TypeError:  # a dtype of JAX's own, of random keys for example

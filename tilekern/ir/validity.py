@@ -4,7 +4,7 @@ A load without a fill reads 0 in lanes that are out of bounds or masked. These l
 computed from invalid lanes:
 
     elementwise, convert, bitcast   valid where all operands are
-    stated derivatives              as the value of which they are stated
+    stated derivatives              as the first operand, the value itself
     a and b, a or b of bools        valid also where one operand is valid, and decides
     select(p, a, b)                 valid where p and the operand chosen by p are
     ops that move elements          as the element that is moved, or as the scalar that is filled in

@@ -71,7 +71,7 @@ def _tile(axis: Axis, index: jax.Array, scope: state.Scope, edges: tuple[Scalar 
 
 
 def _nested(axes: tuple[SerialAxis, ...], tiles: tuple[Any, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
-    """Fold over several axes: a fold over the first axis that contains a fold over the others."""
+    """Fold over several axes: a fold over the first axis that contains a fold over all later axes."""
     if not axes:
         return body(tiles, init)
     return fold(axes[0], lambda tile, carry: _nested(axes[1:], (*tiles, tile), body, carry), init)
@@ -101,7 +101,7 @@ def foreach(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any], Non
 
 
 def not_callable(name: str, role: str, value: Any) -> ArgumentError:
-    """Make the error for something else where a function is expected."""
+    """Make the error for a `value` that is no function, in the place of a function."""
     return ArgumentError(
         f"{name} takes a function",
         expected=f"{role}, a function that {name} calls",

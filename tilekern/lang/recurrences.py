@@ -18,7 +18,7 @@ def linear_scan(factors: Any, terms: Any, axis: int = 0, *, reverse: bool = Fals
 
     With a state h before the tile, add factors_0 h to terms_0. Floats narrower than float32 are computed in float32,
     and rounded once. Backends may multiply neighbouring factors first: with factors of at most 1 in size no product
-    overflows; otherwise, and with an infinite or NaN factor, also the first one, a result may be NaN where the
+    overflows; otherwise, and with an infinite or NaN factor, even the first, a result may be NaN where the
     recurrence itself is finite. Cumulative products and sums are `jnp.cumprod` and `jnp.cumsum`.
 
     Args:

@@ -58,7 +58,7 @@ def _iota(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _empty(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """Fill an array that is never read. Derivatives of branches carry one where only the other branch has a value."""
+    """Fill an array that is never read. Derivatives carry it for a branch where only the other branch has a value."""
     return emit.splat(0, aval(eqn))
 
 

@@ -78,7 +78,7 @@ def describe(value: Any) -> str:
     """Describe a value in an error message: an array by its type, any other value by its repr."""
     if _jax.is_array(value):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    digits = isinstance(value, int) and value.bit_length() > 1000  # Python prints no much longer ones
+    digits = isinstance(value, int) and value.bit_length() > 1000  # Python refuses to print much longer integers
     text = f"an integer of {cast(int, value).bit_length()} bits" if digits else repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 

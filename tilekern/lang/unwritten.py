@@ -1,7 +1,7 @@
 """Check that a program stores to a plain output before it loads from it, while the kernel is traced.
 
-A plain output has no value before a program stores one; `out[i] += x[i]` loads it first. The check looks at arrays, not
-at elements: a load after any store to the output, in the same program, passes. `tk.interpret` checks each element.
+A plain output has no value before a program stores to it, but `out[i] += x[i]` loads first. The check looks at arrays,
+not at elements: a load after any store to the output, in the same program, passes. `tk.interpret` checks each element.
 
 In a loop that stores to the output, a load before the store may read the value of an earlier iteration. Such a load is
 refused only if it surely reads in the first iteration: under no condition, without a mask, inside of the array.

@@ -1,4 +1,4 @@
-"""Bring a Func to its simplest form: each rewrite replaces an op by fewer, or by simpler ones.
+"""Bring a Func to its simplest form: each rewrite replaces an op by fewer or simpler ops.
 
 Needs: a verified Func. Gives: no op of the left-hand sides below is left where the rule saw it.
 

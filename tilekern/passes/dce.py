@@ -1,6 +1,6 @@
 """Dead code elimination: remove ops, carries and results that no store depends on.
 
-Needs: a verified Func. Gives: a store, or the bounds of a loop around one, depends on every op that is left.
+Needs: a verified Func. Gives: a store, or the bounds of a loop around a store, depends on every op that is left.
 
     a = f(x), a load, a fold, a while, a switch; no result used, nothing stored inside → nothing
     fold or while with a carry that only the carry itself depends on → the loop without it

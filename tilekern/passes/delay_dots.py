@@ -1,4 +1,4 @@
-"""Compute the last dot of an iteration in the next one, on request of a backend.
+"""Compute the last dot of an iteration in the next iteration, on request of a backend.
 
 Needs: a canonical Func. Gives: a Func for the pipeline of passes, which simplifies the tile numbers.
 

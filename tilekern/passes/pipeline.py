@@ -68,7 +68,7 @@ def run(func: Func, passes: Sequence[Pass | Rounds] = (IMPROVE,), *, check: bool
 
 
 def verified(func: Func) -> Func:
-    """Verify the Func: the last pass of a target, so that a bug of its passes does not become one of its emitter."""
+    """Verify the Func: the last pass of a target, so that a bug of a pass does not show as a bug of the emitter."""
     verify(func)
     return func
 

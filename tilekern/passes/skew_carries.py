@@ -1,6 +1,6 @@
-"""Compute the dots of the next iteration before the rest of this one, on request of a backend.
+"""Compute the dots of the next iteration before the other ops of this iteration, on request of a backend.
 
-Needs: a canonical Func. Gives: a Func for the pipeline of passes, which removes what the copies leave unused.
+Needs: a canonical Func. Gives: a Func for the pipeline of passes, which removes ops that the copies leave unused.
 
     fold k with c {                               → d = dot(load x[first], load y[first])
       s = dot(load x[k], load y[k])                 fold k with c, s = d {

@@ -69,7 +69,7 @@ class Sum:
         return interval is not None and interval.within(low, high)
 
     def divide(self, divisor: int, ranges: Ranges) -> tuple[Sum, Sum] | None:
-        """Quotient and remainder by a positive number; None if one of the two is no such sum."""
+        """Quotient and remainder by a positive number; None if the quotient or the remainder is no such sum."""
         whole = {d: s // divisor for d, s in self.strides.items() if s % divisor == 0}
         quotient = Sum(whole, self.const // divisor)
         remainder = Sum({d: s for d, s in self.strides.items() if d not in whole}, self.const % divisor)
@@ -109,7 +109,8 @@ class Sums:
 
     Args:
       definition: maps a value to the op that computes it, an argument to None.
-      ranges: the intervals of values. Only a value with an interval is divided: nothing on the way to it wraps around.
+      ranges: the intervals of values. Only a value with an interval is divided: the arithmetic that leads to it does
+        not wrap around.
     """
 
     def __init__(self, definition: Definition, ranges: Ranges) -> None:

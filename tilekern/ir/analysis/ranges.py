@@ -250,7 +250,7 @@ _BINARY: dict[str, Callable[[Interval, Interval], Interval | None]] = {
 
 
 def _not(dtype: DType, x: Interval) -> Interval | None:
-    # All bits flip: -1 - x of a signed dtype, top - x of an unsigned one; both are low + high - x of the dtype.
+    # All bits flip: -1 - x of a signed dtype, top - x of an unsigned dtype, both low + high - x of the dtype.
     limits = whole(dtype)
     assert limits is not None
     return Interval(limits.low + limits.high - x.high, limits.low + limits.high - x.low)

@@ -69,7 +69,7 @@ def is_injective(site: Site, over: Collection[Value]) -> bool:
 
 
 def _apart(site: Site, dim: Dim) -> set[Value]:
-    """The indices whose tiles lie apart along a dim: each stride is at least the reach of the smaller ones."""
+    """The indices whose tiles lie apart along a dim: each stride is at least the reach of all smaller strides."""
     apart: set[Value] = set()
     reach = dim.size
     for term in sorted(dim.position.terms, key=lambda t: abs(t.stride)):
