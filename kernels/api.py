@@ -27,7 +27,7 @@ def is_integer(x: Any) -> bool:
 
 
 def as_real(value: Any) -> float | None:
-    """A real number as a float; None for anything else, and for one that is too large."""
+    """A real number as a float; None for any other value, and for a number that is too large."""
     try:
         return float(value) if isinstance(value, numbers.Real) else None
     except OverflowError:
@@ -44,23 +44,23 @@ def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any
 
 
 def as_int32(integers: Any) -> jax.Array:
-    """Integers of any dtype as int32; those that it cannot hold become its least or its greatest number.
+    """Integers of any dtype as int32, clamped to the range of int32.
 
     An array of NumPy is clamped by NumPy: without 64-bit types JAX would cut its upper bits off.
     """
-    given, narrow = jnp.iinfo(integers.dtype), jnp.iinfo(jnp.int32)
+    wide, narrow = jnp.iinfo(integers.dtype), jnp.iinfo(jnp.int32)
     library: Any = jnp if isinstance(integers, jax.Array) else np
-    if given.max > narrow.max:
-        integers = library.clip(integers, max(given.min, narrow.min), narrow.max)
+    if wide.max > narrow.max:
+        integers = library.clip(integers, max(wide.min, narrow.min), narrow.max)
     return jnp.asarray(integers.astype(np.int32))
 
 
 def narrowed(integers: Any) -> Any:
-    """Integers as int32 where that holds them for certain, otherwise as they are."""
+    """Integers as int32 if int32 holds them for certain, otherwise unchanged."""
     if np.can_cast(integers.dtype, np.int32):
         return integers.astype(np.int32)
-    known = not isinstance(integers, jax.Array)
-    return integers.astype(np.int32) if known and ((integers >= -(2**31)) & (integers < 2**31)).all() else integers
+    concrete = not isinstance(integers, jax.Array)
+    return integers.astype(np.int32) if concrete and ((integers >= -(2**31)) & (integers < 2**31)).all() else integers
 
 
 def as_rows(x: Any) -> jax.Array:

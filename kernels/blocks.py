@@ -51,7 +51,7 @@ def takes_registers(device: tk.Device) -> bool:
 
 
 def soonest_parts(programs: int, tiles: int, cores: int) -> int:
-    """The number of parts into which programs divide the tiles of a loop, with which all programs end soonest.
+    """The number of parts of a loop over `tiles` tiles, a program each, with which all programs end soonest.
 
     A program takes as long as its tiles, and one more for its start and its end.
     """
@@ -66,11 +66,11 @@ def soonest_parts(programs: int, tiles: int, cores: int) -> int:
 def stages(nbytes: int, most: int, device: tk.Device) -> int:
     """The stages, at most `most`, whose loads of `nbytes` each fit the shared memory of a program, beside 1 KiB.
 
-    Where products take operands from registers, one stage is there, and the others are in shared memory.
+    Where products take operands from registers, one stage is in registers and needs no shared memory.
     """
     if device.matrix_unit == "mfma":
         # On gfx942 one stage is in registers. On gfx950, which copies to shared memory beside other instructions, all
-        # are there, with up to 1/16 between their rows.
+        # stages are in shared memory, with up to 1/16 between their rows.
         fit = device.fast_memory // max(1, nbytes + nbytes // 16)
         return max(1, min(most, fit + (device.target == "rocm:gfx942")))
     fit = (device.fast_memory - 1024) // max(1, nbytes)
@@ -78,9 +78,9 @@ def stages(nbytes: int, most: int, device: tk.Device) -> int:
 
 
 def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], cores: int) -> tuple[int, int]:
-    """The one of `tiles` for a matrix [rows, columns] whose programs take the least time, on `cores` multiprocessors.
+    """The tile among `tiles` with which the programs of a matrix [rows, columns] take the least time on `cores` cores.
 
-    Large tiles load less for each product; small ones keep more multiprocessors busy.
+    Large tiles load less for each product; small tiles keep more multiprocessors busy.
     """
 
     def time(tile: tuple[int, int]) -> int:

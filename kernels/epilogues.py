@@ -20,24 +20,24 @@ Epilogue = Callable[..., Any]
 def check_epilogue(function: str, epilogue: Any, dtype: Any, numbers: int) -> None:
     """Raise an `ArgumentError` unless the epilogue of a `function` gives one float for some `numbers`."""
     number = jax.ShapeDtypeStruct((), tk.accumulator(dtype))
-    found = jax.eval_shape(epilogue, *[number] * numbers) if callable(epilogue) else epilogue
-    if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and jnp.issubdtype(found.dtype, jnp.floating):
+    result = jax.eval_shape(epilogue, *[number] * numbers) if callable(epilogue) else epilogue
+    if isinstance(result, jax.ShapeDtypeStruct) and result.shape == () and jnp.issubdtype(result.dtype, jnp.floating):
         return
     raise ArgumentError(
         f"the epilogue of {function} does not return a number",
         expected="a function of the products and each operand that returns a float without dims",
-        got=f"epilogue = {epilogue}" if found is epilogue else f"epilogue(…) = {describe(found)}",
+        got=f"epilogue = {epilogue}" if result is epilogue else f"epilogue(…) = {describe(result)}",
         fix="give operands of more than one number as arguments of the call",
     )
 
 
 def mapped(epilogue: Epilogue, *matrices: jax.Array) -> jax.Array:
-    """The epilogue of each element of matrices of one shape."""
+    """The epilogue at each element of matrices of one shape: a matrix of that shape."""
     return jax.vmap(jax.vmap(epilogue))(*matrices)
 
 
 def applied(epilogue: Epilogue, like: Any, *matrices: jax.Array) -> jax.Array:
-    """The epilogue of whole matrices that broadcast to the shape of `like`, in its dtype."""
+    """The epilogue at each element of matrices that broadcast to `like`, in the shape and dtype of `like`."""
     wide = tk.accumulator(like.dtype)
     return mapped(epilogue, *(jnp.broadcast_to(x.astype(wide), like.shape) for x in matrices)).astype(like.dtype)
 
@@ -45,14 +45,14 @@ def applied(epilogue: Epilogue, like: Any, *matrices: jax.Array) -> jax.Array:
 def tangent_along(
     function: Callable[..., jax.Array], values: Sequence[jax.Array], directions: Sequence[jax.Array | None]
 ) -> jax.Array:
-    """The tangent of function(*values); a direction of None stands still."""
+    """The tangent of function(*values) along `directions`; None is a direction of zeros."""
     moved = [n for n, direction in enumerate(directions) if direction is not None]
 
-    def of_moved(*given: jax.Array) -> jax.Array:
-        every = list(values)
-        for n, value in zip(moved, given, strict=True):
-            every[n] = value
-        return function(*every)
+    def of_moved(*moved_values: jax.Array) -> jax.Array:
+        arguments = list(values)
+        for n, value in zip(moved, moved_values, strict=True):
+            arguments[n] = value
+        return function(*arguments)
 
     return jax.jvp(of_moved, [values[n] for n in moved], [directions[n] for n in moved])[1]
 

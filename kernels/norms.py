@@ -6,7 +6,7 @@ With the mean μ of a row (0 where it is not subtracted), its deviation σ, h = 
     dweight = Σ cotangent h  and  dbias = Σ cotangent  over rows.
 
 A row in several tiles: Σ (g - mean g) (x - μ) of parts is merged as Σ (x - μ)² is, by Chan, Golub and LeVeque 1979,
-Updating formulae, equation 2.1, whose proof is one for products of two deviations.
+Updating formulae, equation 2.1, whose proof holds for products of two deviations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilekern.kernels.rows import cached_blocks, coarse_blocks, like_first, tpu_
 
 
 def _types(x: Any, weight: Any, cotangent: Any, *, needs: tuple[bool, bool, bool]) -> tuple[Any, ...]:
-    sums = (jax.ShapeDtypeStruct(x.shape[1:], tk.accumulator(x.dtype)) if w else None for w in needs[1:])
+    sums = (jax.ShapeDtypeStruct(x.shape[1:], tk.accumulator(x.dtype)) if n else None for n in needs[1:])
     return like_first(x) if needs[0] else None, *(None if s is None else tk.Sum(s) for s in sums)
 
 
@@ -55,9 +55,9 @@ def norm_backward(
 
     def load(i: tk.Tile, j: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """x, the cotangent, and g."""
-        given = cotangent[i, j].astype(wide)
-        g = given if weight is None else given * (weight[j].astype(wide) + offset)[None, :]
-        return x[i, j].astype(wide), given, g
+        c = cotangent[i, j].astype(wide)
+        g = c if weight is None else c * (weight[j].astype(wide) + offset)[None, :]
+        return x[i, j].astype(wide), c, g
 
     def inverse(i: tk.Tile, squares: jax.Array) -> jax.Array:
         """1 / σ; 0 for rows past the end, which would add NaN to the sums where eps is 0."""
@@ -65,14 +65,14 @@ def norm_backward(
 
     def whole(i: tk.Tile) -> tuple[jax.Array, jax.Array]:
         """Store dx of a tile of whole rows, and return the addends of dweight and dbias, [rows, C]."""
-        s, given, g = load(i, slice(None))
+        s, c, g = load(i, slice(None))
         s = s - s.mean(axis=1, keepdims=True) if centered else s
         r = inverse(i, (s * s).sum(axis=1))
         h = s * r
         if dx is not None:
             moved = g - g.mean(axis=1, keepdims=True) if centered else g
             dx[i] = ((moved - h * (g * h).mean(axis=1, keepdims=True)) * r).astype(dx.dtype)
-        return given * h, given
+        return c * h, c
 
     if width <= block_columns:
         _over_rows(rows, block_rows, tiles if any(needs[1:]) else 1, whole, sums, wide)
@@ -100,11 +100,11 @@ def norm_backward(
     r = inverse(i, squares)
 
     def write(j: tk.Tile) -> None:
-        s, given, g = load(i, j)
+        s, c, g = load(i, j)
         h = (s - mean[:, None]) * r
         if dx is not None:
             dx[i, j] = ((g - mean_g[:, None] - h * (products[:, None] * r / width)) * r).astype(dx.dtype)
-        _add(sums, j, (given * h, given))
+        _add(sums, j, (c * h, c))
 
     tk.foreach(columns, write)
 

@@ -1,4 +1,4 @@
-"""Quantisation of arrays to 8 and 4 bits: a scale for each block of numbers, found from its largest."""
+"""Quantisation of arrays to 8 and 4 bits: the scale of a block comes from the largest number of the block."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def is_quantized(x: Any) -> bool:
 
 
 def scale_of(largest: jax.Array, dtype: str) -> jax.Array:
-    """The scale of numbers of at most this size, float32. Numbers too small to have one count as zeros: scale 1."""
+    """The scale, float32, of numbers of size up to `largest`; 1 for numbers so small that they count as zeros."""
     scale = largest / LARGEST[dtype]
     return jnp.where(scale < _LEAST, 1, scale)
 
 
 def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
-    """Numbers in units of their scale, as the nearest of a dtype; ties go to even, and what is too large is cut."""
+    """Numbers in units of their scale, rounded to the dtype: to nearest, ties to even, clamped to `LARGEST`."""
     scaled = jnp.round(scaled) if dtype.startswith("int") else scaled
     return jnp.clip(scaled, -LARGEST[dtype], LARGEST[dtype]).astype(dtype)
 
@@ -42,8 +42,8 @@ def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") 
     """Values of 8 or 4 bits and a float32 scale for each block, such that x is about `dequantize(values, scales)`.
 
     The largest number of a block becomes 127 (int8), 7 (int4), 448 (float8_e4m3fn), 57344 (float8_e5m2) or 6
-    (float4_e2m1fn) in size, the others the nearest number, ties to even. A block of zeros has the scale 1, one with NaN
-    the scale NaN. Derivatives take both results as constants.
+    (float4_e2m1fn) in size; all others are rounded to nearest, ties to even. A block of zeros has the scale 1, a block
+    with NaN the scale NaN. Derivatives take both results as constants.
 
     Args:
       x: float32, bfloat16 or float16.
@@ -54,10 +54,10 @@ def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") 
 
     Returns:
       values: of the shape of x and the dtype.
-      scales: float32, for each dim its size divided by that of the block.
+      scales: float32; each dim has size dim / block.
 
     Raises:
-      tilekern.errors.ArgumentError: the dtype is another, or blocks do not divide the dims.
+      tilekern.errors.ArgumentError: x or the dtype is not in these lists, or blocks do not divide the dims.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -
 
     Args:
       values: numbers of any dtype.
-      scales: an array with as many dims, of which each divides that of the values.
+      scales: an array with as many dims; each dim divides the dim of the values.
       dtype: of the result.
 
     Returns:
@@ -123,7 +123,7 @@ def divides(scales: Any, shape: Sequence[int]) -> bool:
 
 
 def expanded(scales: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The scale of each number of an array of this shape; scales of a whole dim stay one."""
+    """Scales that broadcast to `shape`: each repeated for the numbers of its block; a dim of size 1 stays."""
     for axis, (count, dim) in enumerate(zip(scales.shape, shape, strict=True)):
         if count not in (1, dim):
             scales = jnp.repeat(scales, dim // count, axis=axis)
@@ -146,10 +146,10 @@ def _name(dtype: Any) -> str:
 
 
 def _sizes(shape: Any, block: Any) -> list[int]:
-    given: list[Any] = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
-    every: list[Any] = [1] * (len(shape) - len(given)) + given
-    whole = [dim if size is None else size for dim, size in zip(shape, every, strict=False)]
-    fits = len(every) == len(shape) and all(type(n) is int for n in whole)
+    last: list[Any] = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
+    sizes: list[Any] = [1] * (len(shape) - len(last)) + last
+    whole = [dim if size is None else size for dim, size in zip(shape, sizes, strict=False)]
+    fits = len(sizes) == len(shape) and all(type(n) is int for n in whole)
     if fits and all(n == dim or (n > 0 and dim % n == 0) for dim, n in zip(shape, whole, strict=True)):
         return whole
     raise ArgumentError(

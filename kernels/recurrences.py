@@ -25,10 +25,10 @@ class Decays(NamedTuple):
     """Products of decays within a chunk of C tokens; 0 from one packed sequence to another.
 
     Attributes:
-      between: [C, C], those of the tokens after column j up to row i, and 0 where i < j.
-      before: [C], those of the tokens up to i: the weight of the state before the chunk.
-      after: [C], those of the tokens after i: the weight of token i in the state behind the chunk.
-      whole: those of all tokens: the weight of the state before the chunk in the state behind it.
+      between: [C, C], over the tokens after column j up to row i; 0 where i < j.
+      before: [C], over the tokens up to i: the weight of the state before the chunk.
+      after: [C], over the tokens after i: the weight of token i in the state after the chunk.
+      whole: over all tokens: the weight of the state before the chunk in the state after the chunk.
     """
 
     between: jax.Array
@@ -40,8 +40,8 @@ class Decays(NamedTuple):
 def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, *, by_products: bool = False) -> Decays:
     """The products of decays in chunk t of the tokens; `segment_ids` is the ref, b the sequence.
 
-    They are exponentials of sums of log decays, none of which is positive, so that nothing overflows. `by_products`:
-    sums between tokens come from a product of matrices, not from differences.
+    Products are exponentials of sums of log decays. No log decay is positive, so nothing overflows. With `by_products`
+    the sums between tokens come from a product of matrices, not from differences.
     """
     log_decays = bounded(t, log_decays, segment_ids, b)
     sums, before, after, whole = (_summed if by_products else _subtracted)(t, log_decays)
@@ -50,26 +50,26 @@ def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, *, by
 
 
 def bounded(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, axis: int = 0) -> jax.Array:
-    """The log decays of chunk t, at least those of a decay of 0, and of 0 where a packed sequence begins.
+    """The log decays of chunk t, at least the value of a decay of 0, and this value where a packed sequence begins.
 
-    The recurrence says so: a state that is multiplied by 0 begins anew. A weight of a later token then is the
-    exponential of a sum with such a term, 0. So the numbers of sequences are compared with those of neighbours alone,
-    and may come again. Tokens are along `axis`; `segment_ids` is the ref, b the sequence.
+    A state that is multiplied by 0 begins anew: the weight of an earlier token is the exponential of a sum with such a
+    term, 0. So ids of sequences are compared only with ids of neighbours, and an id may come again. Tokens are along
+    `axis`; `segment_ids` is the ref, b the sequence.
     """
     least = _LEAST_WIDE if log_decays.dtype == jnp.float64 else _LEAST
     log_decays = jnp.maximum(log_decays, least)
     first = first_of_run(t, segment_ids, b)
     if first is None:
         return log_decays
-    others = [d for d in range(log_decays.ndim) if d != axis]
-    return jnp.where(jnp.expand_dims(first, others), least, log_decays)
+    other_axes = [d for d in range(log_decays.ndim) if d != axis]
+    return jnp.where(jnp.expand_dims(first, other_axes), least, log_decays)
 
 
 def _subtracted(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The logarithms of `Decays`, for i >= j.
 
-    Multiples of a step add up without rounding, and the rest is small: in chunks of up to 297 tokens a difference of
-    sums is exact to 1e-8 beside its own rounding, however large the sums are.
+    Multiples of a step add up without rounding, and the remainders are small: in chunks of up to 297 tokens a
+    difference of sums is exact to 1e-8 beside its own rounding, however large the sums are.
     """
     step = _step(log_decays.shape[0], log_decays.dtype)
     coarse = jnp.round(log_decays / step) * step
@@ -81,14 +81,17 @@ def _subtracted(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _step(tokens: int, dtype: Any) -> float:
-    """A power of two whose multiples are log decays, at most 2^24 of them in a sum of so many: exact in float32."""
+    """The power of two to whose multiples log decays are rounded: sums of `tokens` multiples are exact in float32.
+
+    A sum is at most 2^24 times the power.
+    """
     return 2.0**-9 if dtype == jnp.float64 else 2.0 ** max(-9, math.ceil(math.log2(-_LEAST * tokens)) - 24)
 
 
 def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The same by Σ_t [t <= i] d_t [t > j], of a matrix of log decays with one of zeros and ones.
+    """`_subtracted` by Σ_t [t <= i] d_t [t > j], the product of a matrix of log decays and a matrix of zeros and ones.
 
-    No term is lost to a larger sum. On TPUs it takes less time than to turn rows of sums into columns.
+    No term is lost to a larger sum. On TPUs this takes less time than to turn rows of sums into columns.
     """
     row, column = t.indices[:, None], t.indices[None, :]
     up_to, beyond = (jnp.where(m, log_decays[None, :], 0) for m in (column <= row, column > row))
@@ -96,7 +99,7 @@ def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 
 def decays_of_heads(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> Decays:
-    """The same for the log decays [H, C] of several heads: between [H, C, C], before and after [H, C], whole [H, 1]."""
+    """`decays_of` for the log decays [H, C] of heads: between [H, C, C], before and after [H, C], whole [H, 1]."""
     log_decays = bounded(t, log_decays, segment_ids, b, axis=1)
     row, column = t.indices[:, None], t.indices[None, :]
     up_to, beyond = (jnp.where(m, 1, 0).astype(log_decays.dtype) for m in (row <= column, row > column))
@@ -116,12 +119,12 @@ def _sums_between(x: jax.Array) -> jax.Array:
 
 @_sums_between.defjvp
 def _jvp_of_sums(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """The sum is linear. Parts of bfloat16 would round what a backward pass gives them."""
+    """The sum is linear. Parts of bfloat16 would round the cotangents of a backward pass."""
     return _sums_between(*primals), _sums_of(tangents, "bf16x6")
 
 
 def _sums_of(parts: Sequence[jax.Array], precision: str | None) -> jax.Array:
-    """The sums of the parts' sums, by one product for each head."""
+    """Σ of `_sums_between` over the parts, [H, C, C], by one product for all heads."""
     size, dtype = parts[0].shape[1], parts[0].dtype
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), d) for d in (0, 1))
     up_to = jnp.concatenate([column <= row] * len(parts), axis=1)
@@ -148,16 +151,16 @@ def parts_of(x: jax.Array) -> list[jax.Array]:
 def columns_of(x: jax.Array, width: int) -> jax.Array:
     """The columns of x[C, H], each repeated: [H, C, width].
 
-    A TPU repeats a lane of a tile where it lies. To take it to a tile of one lane first would shift it.
+    A TPU repeats a lane of a tile in place. A tile of one lane would be shifted first.
     """
     return jnp.stack([jnp.broadcast_to(x[:, n : n + 1], (x.shape[0], width)) for n in range(x.shape[1])])
 
 
 def as_runs(segment_ids: Any) -> Any:
-    """int32[B, T] whose neighbours differ where those of `segment_ids`, integers of any dtype, do; None for None.
+    """int32[B, T] whose neighbours differ where neighbours in `segment_ids`, any integers, differ; None for None.
 
-    Integers of 64 bits become numbers of runs: 0 for the first run, 1 for the next. NumPy counts those of its arrays:
-    without 64-bit types JAX would cut their upper bits off.
+    Integers of 64 bits become numbers of runs: [5, 5, 9, 5] -> [0, 0, 1, 2]. NumPy counts the runs of NumPy's arrays:
+    without 64-bit types JAX would cut off upper bits.
     """
     if segment_ids is None:
         return None
@@ -169,9 +172,9 @@ def as_runs(segment_ids: Any) -> Any:
 
 
 def first_of_run(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:
-    """True for tokens of chunk t that begin a packed sequence behind another one; None without `segment_ids`.
+    """bool[C]: True for tokens of chunk t that begin a packed sequence, but the first one; None without `segment_ids`.
 
-    `segment_ids` is the ref, b the sequence. Tokens beyond the end begin none.
+    `segment_ids` is the ref, b the sequence. Tokens past the end are False.
     """
     if segment_ids is None:
         return None
@@ -179,7 +182,7 @@ def first_of_run(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:
 
 
 def continues(segment_ids: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
-    """True[B, T] for tokens that continue the sequence of the token before; the first one continues the state."""
+    """bool[B, T]: True for a token in the sequence of the token before; the first token continues the state."""
     if segment_ids is None:
         return jnp.ones(shape, bool)
     same = segment_ids[:, 1:] == segment_ids[:, :-1]
@@ -200,7 +203,7 @@ def check_tokens(
 ) -> None:
     """Raise an `ArgumentError` unless the arrays fit.
 
-    `of_tokens` are arrays [B, T, H], or with `constant` also [H]; those named by `by_channel` also [B, T, H, K].
+    `of_tokens` are arrays [B, T, H], or with `constant` also [H]; names in `by_channel` also [B, T, H, K].
     """
     floats = {"query": query, "key": key, "value": value, **of_tokens, "initial_state": initial_state}
     named = {name: x for name, x in floats.items() if x is not None}

@@ -55,7 +55,7 @@ def cached_blocks(x: Any, *unused: Any) -> dict[str, int]:
 def tpu_blocks(x: Any, *unused: Any) -> dict[str, int]:
     """The schedule for TPUs of a kernel that reduces the rows of its first input x[R, C].
 
-    Whole rows, a mebibyte of them as float32: their copies are long enough to keep HBM busy all the time.
+    Whole rows, a mebibyte as float32: copies are long enough to keep HBM busy all the time.
     """
     rows, columns = x.shape
     block_columns = tiled(columns, 1 << 18, 128)
@@ -71,8 +71,8 @@ def gpu_blocks(x: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
     """The schedule for GPUs of a kernel that reduces the rows of its first input x[R, C].
 
     Rows that do not stay in registers are read in blocks of `PER_THREAD` elements for each thread. Warps of a program
-    wait for each other at every reduction, so that others have to read meanwhile: a row gets as many warps as leave 32
-    to a multiprocessor.
+    wait for each other at every reduction, and meanwhile other programs have to read: rows get so many warps that a
+    multiprocessor has 32.
     """
     rows, columns = x.shape
     if columns <= HELD:

@@ -17,11 +17,11 @@ from tilekern.kernels.blocks import power_of_two, tiled
 from tilekern.kernels.rows import cached, coarse
 
 
-def _nothing(*arrays: Any, **statics: Any) -> tuple[()]:
+def _no_results(*arrays: Any, **statics: Any) -> tuple[()]:
     return ()
 
 
-@tk.kernel(out_type=_nothing, donate=("param", "first", "second"))
+@tk.kernel(out_type=_no_results, donate=("param", "first", "second"))
 def adamw_step(
     param: tk.Ref,
     gradient: tk.Ref,
@@ -40,11 +40,11 @@ def adamw_step(
 ) -> None:
     """One step: param, gradient, first and second [*B, R, C] -> param, first and second, of the same dtypes.
 
-    Computed in float32, in float64 for a float64 param. `factors`[4] are those of the gradient, of the step, of the
-    first and of the second moment. With `keys`, uint32[3, 2, 2], results of bfloat16 and float16 are rounded
-    stochastically. Each result has two keys; its bits are a function of them and of the `coordinates`, an array
-    0, 1, ... of uint32 for each dim. These are arrays, not positions of tiles: devices that divide the weights divide
-    them too, and round as one device would.
+    Computed in float32, in float64 for a float64 param. `factors`[4] multiply the gradient, the step, the first and the
+    second moment. With `keys`, uint32[3, 2, 2], results of bfloat16 and float16 are rounded stochastically. Each result
+    has two keys; its bits are a function of the keys and of the `coordinates`, an array 0, 1, ... of uint32 for each
+    dim. Coordinates are arrays, not positions of tiles: devices that divide the weights divide the coordinates, too,
+    and round as one device would.
     """
     *batch, rows, columns = param.shape
     i, j = tk.parallel(rows, block_rows), tk.parallel(columns, block_columns)
@@ -71,9 +71,9 @@ def adamw_step(
 
 
 def _mixed(bits: jax.Array) -> jax.Array:
-    """Bits each of which depends on all of those given: the last step of MurmurHash3 (Appleby 2016, `fmix32`).
+    """Bits that each depend on all bits of the argument: the last step of MurmurHash3 (Appleby 2016, `fmix32`).
 
-    Threefry makes the bits of a row and of a column; to make those of each element takes it twice the time of the step.
+    Threefry makes the bits of a row and of a column. Threefry for each element would take twice the time of the step.
     """
     bits = (bits ^ bits >> 16) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ bits >> 13) * jnp.uint32(0xC2B2AE35)
@@ -103,7 +103,7 @@ def _cuda(param: Any, *unused: Any) -> dict[str, int]:
 
 @adamw_step.schedule("tpu")
 def _tpu(param: Any, *unused: Any) -> dict[str, int]:
-    """A quarter of a mebibyte of each float32 array: seven of them, twice, are in VMEM."""
+    """A quarter of a mebibyte of each float32 array: VMEM holds two buffers of seven arrays."""
     *_, rows, columns = param.shape
     block_columns = tiled(columns, 2048, 128)
     return {"block_rows": tiled(rows, max(8, (1 << 16) // block_columns // 8 * 8), 8), "block_columns": block_columns}

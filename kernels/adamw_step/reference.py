@@ -25,9 +25,9 @@ def reference(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The weights and the moments after a step, rounded to the nearest of their dtypes.
 
-    `factors` are those of the gradient, of the step, of the first and of the second moment. `keys` and `coordinates`
-    decide about stochastic rounding only. Computed in float32, in float64 for float64 weights. If a `dtype` is given,
-    computed in it, with results in it.
+    `factors` multiply the gradient, the step, the first and the second moment. `keys` and `coordinates` are ignored:
+    they decide about stochastic rounding only. Computed in float32, in float64 for float64 weights. With a `dtype` the
+    computation and the results are in it.
     """
     wide = dtype or jnp.promote_types(param.dtype, jnp.float32)
     p, g, m, v, f = (x.astype(wide) for x in (param, gradient, first, second, factors))

@@ -44,9 +44,9 @@ def gated_delta_rule(
       key: like the query.
       value: [B, T, H, V] of that dtype; head h has the query and the key of head h // (H // G).
       beta: [B, T, H], the rates at which tokens overwrite the state, of any of these dtypes.
-      log_decay: [B, T, H], or [B, T, H, K] for one of each channel: natural logarithms of the decays, of any of these
-        dtypes; None for none. They are at most 0, which is not checked: a positive one grows the state, and may
-        overflow. Below -110 (-750 for float64) a decay is 0.
+      log_decay: [B, T, H], or [B, T, H, K] for a decay of each channel: natural logarithms of the decays, of any of
+        these dtypes; None for no decay. They are at most 0, which is not checked: a positive one grows the state, and
+        may overflow. Below -110 (-750 for float64) a decay is 0.
       initial_state: [B, H, K, V], of any of these dtypes; None for zeros.
       segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that

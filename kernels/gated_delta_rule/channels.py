@@ -65,7 +65,7 @@ def delta_rule_by_channel(
         decays = bounded(t, log_decay[b, t, h].astype(wide), segment_ids, b)
 
         def product_of_decays(tokens: jax.Array) -> jax.Array:
-            """exp of the sums of the log decays of the tokens that a row[C, C] holds, [C, K]."""
+            """[C, K]: for each row of the mask tokens[C, C], exp of the sum of log decays over its tokens."""
             return jnp.exp(tk.dot(jnp.where(tokens, 1, 0).astype(wide), decays, precision=precision))
 
         row, column = t.indices[:, None] - t.start, t.indices[None, :] - t.start
@@ -82,8 +82,8 @@ def delta_rule_by_channel(
         missing = v.astype(wide) - tk.dot((k * before).astype(narrow), start)
         inverse = unit_lower_inverse(rate * a, precision)
         added = tk.dot(inverse, rate * missing, precision=precision).astype(narrow)
-        known = tk.dot((q * before).astype(narrow), start)
-        out[b, t, h, j] = tk.dot(scores.astype(narrow), added, known).astype(out.dtype)
+        of_state = tk.dot((q * before).astype(narrow), start)
+        out[b, t, h, j] = tk.dot(scores.astype(narrow), added, of_state).astype(out.dtype)
         return tk.dot((k * after).astype(narrow).T, added, state * whole[:, None])
 
     start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
@@ -108,7 +108,7 @@ def _cuda(
 
 @delta_rule_by_channel.gradient_schedule("cuda")
 def _cuda_gradient(query: Any, key: Any, value: Any, *unused: Any) -> dict[str, int]:
-    """The same in eight warps: for heads of 128 on sm_90 the backward kernel spills 876 bytes, in four warps 3420."""
+    """Eight warps: for heads of 128 on sm_90 the backward kernel spills 876 bytes, in four warps 3420."""
     return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 8}
 
 
@@ -116,7 +116,7 @@ def _cuda_gradient(query: Any, key: Any, value: Any, *unused: Any) -> dict[str, 
 def _tpu(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> dict[str, int]:
-    """Chunks of 32 tokens, with one level of products less than of 64, of several heads."""
+    """Chunks of 32 tokens of several heads: one level of products less than chunks of 64."""
     tokens, heads, width = value.shape[1:]
     block_v = tiled(width, 256, 128)
     together = heads_of_program(query.shape[2], heads, query.shape[3] * block_v)

@@ -8,10 +8,10 @@ import jax
 
 
 def halves(row: jax.Array, column: jax.Array, size: int) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """The levels of a chunk of `size` tokens: pairs[C, C] of tokens, and the tokens from a row to its block's middle.
+    """For each level of a chunk of `size` tokens two masks [C, C]: pairs of tokens, and tokens from a row to a middle.
 
-    A row in the lower half of a block has the tokens from the middle up to itself, one in the upper half those behind
-    itself up to the middle.
+    In the second mask, a row in the lower half of a block has the tokens from the block's middle up to the row. A row
+    in the upper half has the tokens after the row up to the middle.
     """
     half = 1
     while half < size:

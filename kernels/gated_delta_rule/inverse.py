@@ -1,12 +1,12 @@
 """The inverse of I + A for a strictly lower triangular A, by blocks whose size doubles.
 
-[[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. The errors are
-those of substitution; a power series of A has terms that are far larger than their sum.
+[[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. Errors are as
+small as with substitution; a power series of A has terms that are far larger than their sum.
 
 `unit_lower_inverse` takes products of whole matrices. `unit_lower_inverses` takes a stack of matrices, and holds their
 diagonal blocks of size b side by side, as tiles [b, C]. The product of such a tile with a matrix of blocks on the
-diagonal is that of all pairs of blocks: a matrix unit multiplies b rows in the place of C. No element moves from lane
-to lane.
+diagonal has the products of all pairs of blocks: a matrix unit multiplies b rows in the place of C. No element moves
+from lane to lane.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS = 8
 
 
 def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
-    """(I + a)⁻¹ for a strictly lower triangular a[C, C]; `precision` is that of its products."""
+    """(I + a)⁻¹ for a strictly lower triangular a[C, C], by products of the given `precision`."""
     size = a.shape[0]
     rows, columns = (jax.lax.broadcasted_iota(jnp.int32, a.shape, d) for d in (0, 1))
     inverse = jnp.where(rows == columns, 1, 0).astype(a.dtype)
@@ -46,10 +46,11 @@ def in_blocks(size: int) -> bool:
 
 
 def unit_lower_inverses(a: jax.Array, in_parts: bool = False) -> jax.Array:
-    """The same for a stack a[N, C, C] of a size for which `in_blocks` holds.
+    """(I + a)⁻¹ for each matrix of a stack a[N, C, C], where `in_blocks(C)` holds.
 
-    With `in_parts` products of float32 are those of two parts of bfloat16 each, without that of the lower parts. Their
-    sum has an error of 2⁻¹⁶. A matrix unit loads the blocks on the diagonal twice for the three products.
+    With `in_parts` a float32 operand is the sum of two parts of bfloat16, and the product of the lower parts is left
+    out. The sum of the other three products has an error of 2⁻¹⁶. A matrix unit loads the blocks on the diagonal twice
+    for the three products.
     """
 
     @jax.custom_jvp
@@ -86,27 +87,27 @@ def _substituted(a: jax.Array) -> jax.Array:
     shape = (1, _ROWS, size)
     rows, columns = _index(shape, 1), _index(shape, 2) % _ROWS
     blocks = _diagonal(a, _ROWS, rows > columns)
-    found = jnp.where(rows == columns, 1, jnp.zeros_like(blocks))
+    inverses = jnp.where(rows == columns, 1, jnp.zeros_like(blocks))
     lines = blocks.reshape(stack * _ROWS, size)
     lanes = _index(lines.shape, 1) // _ROWS * _ROWS
     for k in range(_ROWS - 1):
         factors = jnp.take_along_axis(lines, lanes + k, axis=1).reshape(blocks.shape)
-        found = found - factors * found[:, k : k + 1]
-    return found
+        inverses = inverses - factors * inverses[:, k : k + 1]
+    return inverses
 
 
-def _diagonal(a: jax.Array, block: int, kept: jax.Array, *, lower: bool = False) -> jax.Array:
-    """The diagonal blocks of a[N, C, C] side by side, [N, block, C], where they are kept.
+def _diagonal(a: jax.Array, block: int, mask: jax.Array, *, lower: bool = False) -> jax.Array:
+    """The diagonal blocks of a[N, C, C] side by side, [N, block, C]; 0 where the mask is False.
 
-    With `lower` those beneath the left one of each pair.
+    With `lower`, for each pair of diagonal blocks the block below the left one, in the left one's place.
     """
     size = a.shape[1]
     lanes = _index((1, block, size), 2) // block
-    found = jnp.zeros((a.shape[0], block, size), a.dtype)
+    blocks = jnp.zeros((a.shape[0], block, size), a.dtype)
     for n in range(0, size // block, 2 if lower else 1):
         start = (n + lower) * block
-        found = jnp.where(kept & (lanes == n), a[:, start : start + block], found)
-    return found
+        blocks = jnp.where(mask & (lanes == n), a[:, start : start + block], blocks)
+    return blocks
 
 
 def _product(x: jax.Array, y: jax.Array, shift: int, in_parts: bool) -> jax.Array:
@@ -121,8 +122,8 @@ def _product(x: jax.Array, y: jax.Array, shift: int, in_parts: bool) -> jax.Arra
         return tk.dot(x, diagonal(y))
     multiplied = partial(tk.dot, precision="bf16")
     high = truncated(x)
-    found = multiplied(jnp.concatenate([high, x - high], axis=1), diagonal(truncated(y)))
-    return found[:, :block] + found[:, block:] + multiplied(high, diagonal(y - truncated(y)))
+    products = multiplied(jnp.concatenate([high, x - high], axis=1), diagonal(truncated(y)))
+    return products[:, :block] + products[:, block:] + multiplied(high, diagonal(y - truncated(y)))
 
 
 def _index(shape: tuple[int, ...], dim: int) -> jax.Array:

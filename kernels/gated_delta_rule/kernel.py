@@ -6,11 +6,11 @@ adds to the state with its key. The rule is linear in all u (Yang et al. 2024, h
 
     u_i = β_i (v_i - exp(c_i) Sᵀ k_i - Σ_{j < i} exp(c_i - c_j) (k_i · k_j) u_j)
 
-With the strictly lower triangular A_ij = β_i exp(c_i - c_j) (k_i · k_j) this is (I + A) U = B (V - exp(c) K S). The
-rest is linear attention with U for the values. The inverse of I + A is that of `inverse.py`.
+With the strictly lower triangular A_ij = β_i exp(c_i - c_j) (k_i · k_j) this is (I + A) U = B (V - exp(c) K S). All
+else is linear attention with U for the values. `inverse.py` computes the inverse of I + A.
 
-A chunk is a chain of products that wait for each other. Where programs run one after the other, as on TPUs, a program
-has several heads, and takes each step for all of them: the chain of one fills the wait of another.
+A chunk is a chain of products that wait for each other. Where programs run in sequence, as on TPUs, a program has
+several heads, and takes each step for all its heads: the chain of one head fills the wait of another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tilekern.kernels.recurrences import decays_of
 def out_type(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> tuple[Any, Any]:
-    """The outputs and the last state, in float32 (float64 for float64)."""
+    """The types of the outputs, and of the last state, in float32 (float64 for float64)."""
     batch, _, heads, width = value.shape
     state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
     return jax.ShapeDtypeStruct(value.shape, value.dtype), state
@@ -57,9 +57,9 @@ def gated_delta_rule_forward(
     """query, key[B, T, G, K], value[B, T, H, V], beta, log_decay[B, T, H], initial_state[B, H, K, V] -> two results.
 
     Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
-    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head. It
-    has several, those of some groups, with `heads` and a `block_t` that is a power of two from 8 on. With `sums=2` log
-    decays of one head are added by products.
+    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head, or
+    `heads` heads of whole groups if `block_t` is a power of two of at least 8. With `sums=2` log decays of a single
+    head are added by products.
     """
     if heads > 1 and in_blocks(block_t):
         chunk_of_heads = partial(chunk_by_head, beta, log_decay, segment_ids)
@@ -81,13 +81,13 @@ def gated_delta_rule_forward(
         decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums == 2)
         earlier = t.indices[:, None] > t.indices[None, :]
         a = jnp.where(earlier, rate * decays.between * tk.dot(k, k.T), 0)
-        known = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
-        added = tk.dot(unit_lower_inverse(a, precision), rate * (v.astype(wide) - known), precision=precision)
+        recalled = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
+        added = tk.dot(unit_lower_inverse(a, precision), rate * (v.astype(wide) - recalled), precision=precision)
         before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
         scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
         out[b, t, h, j] = tk.dot(scores, added.astype(narrow), before).astype(out.dtype)
-        kept = (added * decays.after[:, None]).astype(narrow)
-        return tk.dot(k.T, kept, state * decays.whole)
+        stored = (added * decays.after[:, None]).astype(narrow)
+        return tk.dot(k.T, stored, state * decays.whole)
 
     start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
     final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
@@ -135,7 +135,7 @@ def _cuda_gradient(query: Any, key: Any, value: Any, *unused: Any) -> dict[str, 
 def _tpu(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> dict[str, int]:
-    """Chunks of 64 tokens of several heads, whose products fill the matrix units while those of one would wait."""
+    """Chunks of 64 tokens of several heads: their products fill the matrix units, while a single head would wait."""
     tokens, heads, width = value.shape[1:]
     block_v = tiled(width, 256, 128)
     together = heads_of_program(query.shape[2], heads, query.shape[3] * block_v)

@@ -1,4 +1,4 @@
-"""Programs of several heads: each step of a chunk is taken for a stack of them."""
+"""Programs of several heads: each step of a chunk is taken for a stack of heads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STATES = 32 * 128 * 128
 
 
 class Heads(NamedTuple):
-    """The heads of a program: all of some groups.
+    """The heads of a program: all heads of some groups.
 
     Attributes:
-      b: their sequence.
-      tile: their numbers.
+      b: the number of the sequence.
+      tile: the numbers of the heads.
       shared: heads of a group.
       narrow: True if the values are bfloat16.
     """
@@ -45,7 +45,10 @@ Chunk = Callable[[Heads, tk.Tile, jax.Array, jax.Array, jax.Array, jax.Array], t
 
 
 def heads_of_program(groups: int, heads: int, state: int) -> int:
-    """The most heads of whole groups that divide all and whose states, of so many elements, fit; one if none do."""
+    """The largest number of heads of whole groups that divides `heads` and whose states fit; 1 if none fits.
+
+    `state` is the number of elements of a head's state.
+    """
     shared = heads // groups
     fits = (n * shared for n in range(1, groups + 1) if groups % n == 0 and n * shared * state <= _STATES)
     return max(fits, default=1)
@@ -64,7 +67,7 @@ def over_stacks(
     block_v: int,
     heads: int,
 ) -> None:
-    """The body of a kernel whose programs have so many heads. A chunk is in the accumulator's dtype."""
+    """The body of a kernel whose programs have `heads` heads. `chunk` gets arrays in the accumulator's dtype."""
     shared = value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])
     g = tk.parallel(query.shape[2], heads // shared)
@@ -75,8 +78,8 @@ def over_stacks(
 
     def step(t: tk.Tile, states: jax.Array) -> jax.Array:
         q, k, v = (jnp.swapaxes(x.astype(wide), 0, 1) for x in (query[b, t, g], key[b, t, g], value[b, t, h, j]))
-        found, following = chunk(of, t, q, k, v, states)
-        out[b, t, h, j] = jnp.swapaxes(found, 0, 1).astype(out.dtype)
+        outputs, following = chunk(of, t, q, k, v, states)
+        out[b, t, h, j] = jnp.swapaxes(outputs, 0, 1).astype(out.dtype)
         return following
 
     start = tk.zeros((heads, depth, j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
@@ -94,7 +97,7 @@ def chunk_by_head(
     v: jax.Array,
     states: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """A chunk of `gated_delta_rule_forward`."""
+    """A chunk of `gated_delta_rule_forward`: (outputs [H, C, V], next states [H, K, V])."""
     products, repeated, wide, width = of.products, of.repeated, v.dtype, v.shape[2]
     turned = jnp.swapaxes(k, 1, 2)
     of_keys, of_queries = (repeated(products(x, turned)) for x in (k, q))
@@ -107,6 +110,6 @@ def chunk_by_head(
 
     before = columns_of(decays.before.T, width)
     added = products(inverses, v - products(k, states) * before)
-    found = products(q, states) * before + products(weights * of_queries, added)
-    kept = turned * (rates * decays.after)[:, None, :]
-    return found, products(kept, added) + states * columns_of(decays.whole.T, width)
+    outputs = products(q, states) * before + products(weights * of_queries, added)
+    weighted = turned * (rates * decays.after)[:, None, :]
+    return outputs, products(weighted, added) + states * columns_of(decays.whole.T, width)

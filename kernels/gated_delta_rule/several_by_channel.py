@@ -25,7 +25,7 @@ def chunk_by_channel(
     v: jax.Array,
     states: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """A chunk of `delta_rule_by_channel`."""
+    """A chunk of `delta_rule_by_channel`: (outputs [H, C, V], next states [H, K, V])."""
     products, wide, size = of.products, v.dtype, v.shape[1]
     q, k = of.repeated(q), of.repeated(k)
     rates = beta[of.b, t, of.tile].astype(wide).T[:, None, :]
@@ -40,14 +40,14 @@ def chunk_by_channel(
     a = jnp.zeros_like(scores)
     for (pairs, _), factor in zip(levels, factors, strict=True):
         decayed = k * factor
-        found = products(jnp.concatenate([decayed, q * factor], axis=1), jnp.swapaxes(decayed, 1, 2))
-        a, scores = (jnp.where(pairs, x, y) for x, y in ((found[:, :size], a), (found[:, size:], scores)))
+        rows = products(jnp.concatenate([decayed, q * factor], axis=1), jnp.swapaxes(decayed, 1, 2))
+        a, scores = (jnp.where(pairs, x, y) for x, y in ((rows[:, :size], a), (rows[:, size:], scores)))
 
-    known = products(jnp.concatenate([k * before, q * before], axis=1), states)
-    added = products(unit_lower_inverses(a * rates, of.narrow), v - known[:, :size])
-    found = known[:, size:] + products(scores * rates, added)
-    kept = jnp.swapaxes(k * after, 1, 2) * rates
-    return found, products(kept, added) + states * columns_of(whole.T, v.shape[2])
+    of_states = products(jnp.concatenate([k * before, q * before], axis=1), states)
+    added = products(unit_lower_inverses(a * rates, of.narrow), v - of_states[:, :size])
+    outputs = of_states[:, size:] + products(scores * rates, added)
+    weighted = jnp.swapaxes(k * after, 1, 2) * rates
+    return outputs, products(weighted, added) + states * columns_of(whole.T, v.shape[2])
 
 
 def _products_of_decays(decays: jax.Array, tokens: list[jax.Array]) -> list[jax.Array]:
@@ -57,21 +57,21 @@ def _products_of_decays(decays: jax.Array, tokens: list[jax.Array]) -> list[jax.
     return [sums[:, n * size : (n + 1) * size] for n in range(len(tokens))]
 
 
-def _sums(x: jax.Array, ones: jax.Array) -> jax.Array:
-    """ones[M, C] times each x[C, K] of a stack; float32 is three parts of bfloat16, whose products are exact."""
+def _sums(x: jax.Array, masks: jax.Array) -> jax.Array:
+    """masks[M, C] @ x[C, K] for each x of a stack; float32 is three parts of bfloat16, whose products are exact."""
 
     @jax.custom_jvp
-    def sums(x: jax.Array, ones: jax.Array) -> jax.Array:
+    def sums(x: jax.Array, masks: jax.Array) -> jax.Array:
         if x.dtype != jnp.float32:
-            return _times(ones, x, None)
-        return _times(jnp.concatenate([ones] * 3, axis=1), jnp.concatenate(parts_of(x), axis=1), "bf16")
+            return _times(masks, x, None)
+        return _times(jnp.concatenate([masks] * 3, axis=1), jnp.concatenate(parts_of(x), axis=1), "bf16")
 
     @sums.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        """The sum is linear. Parts of bfloat16 would round what a backward pass gives them."""
+        """The sum is linear. Parts of bfloat16 would round the cotangents of a backward pass."""
         return sums(*primals), _times(primals[1], tangents[0], "bf16x6")
 
-    return sums(x, ones)
+    return sums(x, masks)
 
 
 def _times(x: jax.Array, y: jax.Array, precision: str | None) -> jax.Array:

@@ -1,7 +1,7 @@
 """The layer_norm kernel and its blocks.
 
 A row in several tiles: with count n, mean μ and M = Σ (x - μ)² of the elements so far, and n', μ', M' of the next tile,
-all of them together have (Chan, Golub and LeVeque 1979, Updating formulae, equation 2.1)
+the elements together have (Chan, Golub and LeVeque 1979, Updating formulae, equation 2.1)
 
     μ + δ n' / (n + n')   and   M + M' + δ² n n' / (n + n'),   δ = μ' - μ.
 
@@ -35,7 +35,7 @@ def layer_norm_forward(
 ) -> None:
     """out[R, C] = (x[R, C] - mean) / √(var + eps) * weight[C] + bias[C], computed in float32 (float64 for float64).
 
-    Rows that fit a block are read once, longer ones twice.
+    Rows that fit a block are read once, longer rows twice.
     """
     i = tk.parallel(x.shape[0], block_rows)
     wide = tk.accumulator(x.dtype)
@@ -87,8 +87,8 @@ def _backward(
     needs: tuple[bool, bool, bool],
     eps: float,
 ) -> Any:
-    found = norm_backward(x, weight, cotangent, eps=eps, offset=0.0, centered=True, needs=needs)
-    return cast_like(found, (x, weight, bias))
+    cotangents = norm_backward(x, weight, cotangent, eps=eps, offset=0.0, centered=True, needs=needs)
+    return cast_like(cotangents, (x, weight, bias))
 
 
 layer_norm_tangent, layer_norm_backward = derive(layer_norm_forward, reference, _backward)

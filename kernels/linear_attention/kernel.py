@@ -63,8 +63,8 @@ def linear_attention_forward(
         before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
         scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
         out[b, t, h, j] = tk.dot(scores, v, before).astype(out.dtype)
-        kept = (v.astype(wide) * decays.after[:, None]).astype(narrow)
-        return tk.dot(k.T, kept, state * decays.whole)
+        weighted = (v.astype(wide) * decays.after[:, None]).astype(narrow)
+        return tk.dot(k.T, weighted, state * decays.whole)
 
     start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
     final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)

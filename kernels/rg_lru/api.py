@@ -46,15 +46,15 @@ def rg_lru(
       x: [B, T, C], float32, bfloat16, float16 or float64.
       input_gate: [B, T, C], before the sigmoid, of any of these dtypes.
       recurrence_gate: like input_gate.
-      a_param: [C], of any of these dtypes: the Λ of equation 3, so that decays are in [0, 1] whatever it is.
+      a_param: [C], of any of these dtypes: the Λ of equation 3, so that decays are in [0, 1] for any value.
       initial_state: [B, C], of any of these dtypes; None for zeros.
       segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
         of the last one, also if it is padding. None for one sequence.
       c: the constant of equation 3, positive.
-      scale_first: whether the first token of a sequence is multiplied by sqrt(1 - a²), as in the paper. False is as in
-        RecurrentGemma's code, https://github.com/google-deepmind/recurrentgemma. A token behind a given
-        `initial_state` is no first one.
+      scale_first: True: the first token of a sequence is multiplied by sqrt(1 - a²), as in the paper. False is as in
+        RecurrentGemma's code, https://github.com/google-deepmind/recurrentgemma. With an `initial_state` the first
+        token of x is not the first of its sequence.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a chunk, instead of the schedule's; no block changes the result beyond rounding.
       block_c: channels of a program.

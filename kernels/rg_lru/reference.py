@@ -32,11 +32,11 @@ def reference(
     square = -jnp.expm1(2 * log_a)
     # Where a is 1 to the last digit, the factor is 0, and so are its derivatives by the gate and the parameter.
     factor = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
-    kept = continues(segment_ids, x.shape[:2])[..., None]
+    same_run = continues(segment_ids, x.shape[:2])[..., None]
     if not scale_first:
-        first = ~kept if initial_state is not None else ~kept | (jnp.arange(x.shape[1]) == 0)[:, None]
+        first = ~same_run if initial_state is not None else ~same_run | (jnp.arange(x.shape[1]) == 0)[:, None]
         factor = jnp.where(first, 1, factor)
-    decays = jnp.where(kept, jnp.exp(log_a), 0)
+    decays = jnp.where(same_run, jnp.exp(log_a), 0)
     added = factor * jax.nn.sigmoid(input_gate.astype(wide)) * x.astype(wide)
     start = jnp.zeros((x.shape[0], x.shape[2]), wide) if initial_state is None else initial_state.astype(wide)
 

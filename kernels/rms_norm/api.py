@@ -86,8 +86,8 @@ def add_rms_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """`rms_norm(x + residual, weight)` and x + residual, in one pass over memory.
 
-    In a transformer x is the result of attention or of an MLP, residual the stream that it is added to. The sum is
-    rounded to the dtype of x, and the norm is that of the rounded sum, as if the two were computed one after the other.
+    In a transformer x is the result of attention or of an MLP, residual the stream to which x is added. The sum is
+    rounded to the dtype of x before the norm, as if sum and norm were computed one after the other.
     The backward pass keeps the sum and the weight, and nothing else.
 
     Args:

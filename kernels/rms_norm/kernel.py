@@ -27,7 +27,7 @@ def rms_norm_forward(
 ) -> None:
     """out[R, C] = x[R, C] / √(mean x² + eps) * (weight[C] + offset), computed in float32 (float64 for float64).
 
-    Rows that fit a block are read once, longer ones twice.
+    Rows that fit a block are read once, longer rows twice.
     """
     i = tk.parallel(x.shape[0], block_rows)
     wide = tk.accumulator(x.dtype)
@@ -73,7 +73,7 @@ def _normalize(
     offset: float,
     block_columns: int,
 ) -> None:
-    """Store the normalised rows i, and the rows themselves; `load` gives their columns j as wide numbers."""
+    """Store the normalised rows i, and the rows themselves if asked for; `load(j)` returns their columns j, wide."""
     out, total = results
     wide = tk.accumulator(out.dtype)
     width = out.shape[1]
@@ -115,8 +115,8 @@ def _backward(
     offset: float,
 ) -> Any:
     needs_sums = *needs, False
-    found = norm_backward(x, weight, cotangent, eps=eps, offset=offset, centered=False, needs=needs_sums)
-    return cast_like(found[:2], (x, weight))
+    cotangents = norm_backward(x, weight, cotangent, eps=eps, offset=offset, centered=False, needs=needs_sums)
+    return cast_like(cotangents[:2], (x, weight))
 
 
 rms_norm_tangent, rms_norm_backward = derive(rms_norm_forward, reference, _backward)
@@ -124,7 +124,7 @@ rms_norm_tangent, rms_norm_backward = derive(rms_norm_forward, reference, _backw
 
 @add_rms_norm_forward.defjvp
 def _add_jvp(primals: Any, tangents: Any, *, eps: float, offset: float, **blocks: int) -> Any:
-    """The derivative of rms_norm at the stored total, which is the only array that is kept with the weight."""
+    """The derivative of rms_norm at the stored total: the backward pass keeps only the total and the weight."""
     weight, (dx, dresidual, dweight) = primals[2], tangents
     out, total = add_rms_norm_forward(*primals, eps=eps, offset=offset, **blocks)
     moved = [d for d in (dx, dresidual) if d is not None]

@@ -36,8 +36,8 @@ def rms_norm_quantized(
     With `block` each `block` numbers of a row have a scale, as activations of DeepSeek-V3 have with 128.
 
     The norm, computed in float32, is divided by the scale, rounded to the nearest number, and never in memory. The
-    largest element of a row becomes 127 (int8) or 448 (float8_e4m3fn) in size. A row of zeros has the scale 1, one with
-    NaN the scale NaN. Derivatives take both results as constants.
+    largest element of a row becomes 127 (int8) or 448 (float8_e4m3fn) in size. A row of zeros has the scale 1, a row
+    with NaN the scale NaN. Derivatives take both results as constants.
 
     Args:
       x: [*B, C], float32, bfloat16 or float16. A program holds whole rows.
@@ -45,7 +45,7 @@ def rms_norm_quantized(
       dtype: of the values, int8 or float8_e4m3fn.
       eps: added to the mean square.
       offset: added to the weight: 1 for Gemma.
-      block: numbers of a row that share a scale, a divisor of C; None for all of them.
+      block: numbers of a row that share a scale, a divisor of C; None for the whole row.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_rows: rows of a tile, instead of the schedule's.
 
@@ -118,7 +118,7 @@ def rms_norm_quantized_forward(
 ) -> None:
     """x[R, C], weight[C] -> values[R, C] and scales[R], or scales[R, C / block]; a program reads its rows once.
 
-    With a block it reads them again, block by block, from what is near.
+    With a block the rows are read again, block by block, from a cache.
     """
     i = tk.parallel(x.shape[0], block_rows)
     s = x[i].astype(jnp.float32)

@@ -54,7 +54,7 @@ def selective_scan(
       z: [B, T, C], the gate, of any of these dtypes; None for no gate.
       delta_bias: [C], of any of these dtypes; None for zeros.
       initial_state: [B, C, N], of any of these dtypes; None for zeros.
-      delta_softplus: whether Δ = softplus(delta + delta_bias).
+      delta_softplus: True for Δ = softplus(delta + delta_bias).
       segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
         of the last one, also if it is padding. None for one sequence.
@@ -92,8 +92,8 @@ def _check(
     x: Any, delta: Any, a: Any, b: Any, c: Any, d: Any, z: Any, delta_bias: Any, initial_state: Any, segment_ids: Any
 ) -> None:
     optional = {"d": d, "z": z, "delta_bias": delta_bias, "initial_state": initial_state}
-    given = {name: array for name, array in optional.items() if array is not None}
-    named = {"x": x, "delta": delta, "a": a, "b": b, "c": c, **given}
+    present = {name: array for name, array in optional.items() if array is not None}
+    named = {"x": x, "delta": delta, "a": a, "b": b, "c": c, **present}
     fits = all(map(is_float, named.values())) and x.ndim == 3 and a.ndim == 2 and a.shape[1] > 0
     if fits:
         batch, tokens, channels = x.shape

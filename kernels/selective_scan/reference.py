@@ -33,17 +33,17 @@ def reference(
     state_dtype = jnp.promote_types(x.dtype, jnp.float32)
     steps = delta.astype(wide) if delta_bias is None else delta.astype(wide) + delta_bias.astype(wide)
     steps = jax.nn.softplus(steps) if delta_softplus else steps
-    kept = continues(segment_ids, x.shape[:2])
+    same_run = continues(segment_ids, x.shape[:2])
     rates, inputs = a.astype(wide), x.astype(wide)
     start = jnp.zeros((x.shape[0], *a.shape), wide) if initial_state is None else initial_state.astype(wide)
 
     def step(state: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
-        x_t, delta_t, b_t, c_t, kept_t = token
-        decays = jnp.where(kept_t[:, None, None], jnp.exp(delta_t[..., None] * rates), 0)
+        x_t, delta_t, b_t, c_t, same_t = token
+        decays = jnp.where(same_t[:, None, None], jnp.exp(delta_t[..., None] * rates), 0)
         state = decays * state + (delta_t * x_t)[..., None] * b_t[:, None, :]
         return state, (state * c_t[:, None, :]).sum(axis=-1)
 
-    tokens = inputs, steps, b.astype(wide), c.astype(wide), kept
+    tokens = inputs, steps, b.astype(wide), c.astype(wide), same_run
     last, out = jax.lax.scan(step, start, [jnp.moveaxis(v, 1, 0) for v in tokens])
     out = jnp.moveaxis(out, 0, 1)
     if d is not None:

@@ -36,7 +36,7 @@ def swiglu_forward(
 def _backward_types(
     gate: Any, up: Any, cotangent: Any, *, needs: tuple[bool, bool], activation: str
 ) -> tuple[Any, ...]:
-    return tuple(like_first(x) if w else None for x, w in zip((gate, up), needs, strict=True))
+    return tuple(like_first(x) if n else None for x, n in zip((gate, up), needs, strict=True))
 
 
 @tk.kernel(out_type=_backward_types)
@@ -59,12 +59,12 @@ def swiglu_backward_kernel(
     i = tk.parallel(gate.shape[0], block_rows)
     j = tk.parallel(gate.shape[1], block_columns)
     wide = tk.accumulator(gate.dtype)
-    g, given = gate[i, j].astype(wide), cotangent[i, j].astype(wide)
+    g, c = gate[i, j].astype(wide), cotangent[i, j].astype(wide)
     value, slope = _with_slope(activation, g)
     if dgate is not None:
-        dgate[i, j] = (given * up[i, j].astype(wide) * slope()).astype(dgate.dtype)
+        dgate[i, j] = (c * up[i, j].astype(wide) * slope()).astype(dgate.dtype)
     if dup is not None:
-        dup[i, j] = (given * value()).astype(dup.dtype)
+        dup[i, j] = (c * value()).astype(dup.dtype)
 
 
 def _with_slope(activation: str, g: jax.Array) -> tuple[Callable[[], jax.Array], Callable[[], jax.Array]]:

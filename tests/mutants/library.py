@@ -82,11 +82,11 @@ MUTANTS = (
     Mutant(
         "recurrences: a number that comes again in a chunk begins no packed sequence",
         "kernels/recurrences.py",
-        "    others = [d for d in range(log_decays.ndim) if d != axis]\n",
+        "    other_axes = [d for d in range(log_decays.ndim) if d != axis]\n",
         "    earlier = t.indices[:, None] > t.indices[None, :]\n"
         "    again = earlier & (segment_ids[b, t][:, None] == segment_ids[b, t][None, :])\n"
         "    first = first & (jnp.where(again, 1, 0).sum(axis=1) == 0)\n"
-        "    others = [d for d in range(log_decays.ndim) if d != axis]\n",
+        "    other_axes = [d for d in range(log_decays.ndim) if d != axis]\n",
         ("tests/kernels/test_recurrences.py", "tests/kernels/linear_attention/test_kernel.py"),
         modes="library of packed sequences",
     ),
