@@ -207,8 +207,8 @@ def with_devices(context: Any) -> Any:
     mesh = axes.abstract_mesh or _mesh_in(module.module)
     if devices is None or mesh is None or mesh.size != axes.num_devices:
         return context
-    there = sharding_impls.ShardingContext(axes.num_devices, devices, mesh)
-    return context.replace(module_context=module.replace(axis_context=there))
+    sharded = sharding_impls.ShardingContext(axes.num_devices, devices, mesh)
+    return context.replace(module_context=module.replace(axis_context=sharded))
 
 
 def _mesh_in(module: Any) -> AbstractMesh | None:

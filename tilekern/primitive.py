@@ -123,11 +123,11 @@ def _stacked(x: Any, dim: int | None, batch_dim: int | None, size: int) -> Any:
 
 def call(family: Any, *operands: Any) -> list[Any]:
     """The results of a call of a `Family`."""
-    alike = _meshes.alike(operands)
-    if any(_meshes.is_divided(jax.typeof(x)) for x in alike):
-        traced = any(isinstance(x, _jax.Tracer) for x in alike)
-        return list(family.divided(alike) if traced else family.eager(*alike))
-    return _jax.bind(kernel_call_p, *alike, family=family)
+    aligned = _meshes.alike(operands)
+    if any(_meshes.is_divided(jax.typeof(x)) for x in aligned):
+        traced = any(isinstance(x, _jax.Tracer) for x in aligned)
+        return list(family.divided(aligned) if traced else family.eager(*aligned))
+    return _jax.bind(kernel_call_p, *aligned, family=family)
 
 
 def calls_in(jaxpr: _jax.Jaxpr) -> list[tuple[Any, list[jax.ShapeDtypeStruct]]]:

@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "merge: the first of two merged additions is lost",
         "tilekern/autodiff/merge.py",
-        'total = make.of("add", moved, _masked(op.value, op.mask, make))',
+        'total = make.of("add", early_value, _masked(op.value, op.mask, make))',
         "total = _masked(op.value, op.mask, make)",
         _KERNELS,
     ),

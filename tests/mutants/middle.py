@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "interpreter: an element that a program updates twice counts once",
         "tilekern/ir/interpret_outputs.py",
-        "ufunc(kind).at(wide, where, values.astype(wide.dtype))",
-        "wide[where] = ufunc(kind)(wide[where], values.astype(wide.dtype))",
+        "ufunc(kind).at(wide, flat, values.astype(wide.dtype))",
+        "wide[flat] = ufunc(kind)(wide[flat], values.astype(wide.dtype))",
         ("tests/lang/test_atomics.py", *_INTERPRETER),
     ),
     Mutant(

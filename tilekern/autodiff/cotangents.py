@@ -106,9 +106,9 @@ def _elementwise(op: Elementwise, at: Site, c: Value) -> list[Value | None]:
 
 
 def _select(op: Select, at: Site, c: Value) -> list[Value | None]:
-    which = at.operand(0)
-    on_true = at.make.select(which, c, 0) if at.linear[1] else None
-    return [None, on_true, at.make.select(which, 0, c) if at.linear[2] else None]
+    predicate = at.operand(0)
+    on_true = at.make.select(predicate, c, 0) if at.linear[1] else None
+    return [None, on_true, at.make.select(predicate, 0, c) if at.linear[2] else None]
 
 
 def _convert(op: Convert, at: Site, c: Value) -> list[Value | None]:
@@ -263,8 +263,8 @@ def _along(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make)
         return make.number(0, TileType(shape, c.tile.dtype))
     grown = (*shape[:dim], count, *shape[dim:])
     dims = tuple(d for d in range(len(grown)) if d != dim + 1)
-    here = make.of("eq", make.broadcast(place, grown, dims), make.lanes(grown, dim + 1))
-    chosen = make.select(here, make.broadcast(c, grown, dims), 0)
+    is_place = make.of("eq", make.broadcast(place, grown, dims), make.lanes(grown, dim + 1))
+    chosen = make.select(is_place, make.broadcast(c, grown, dims), 0)
     return make.reshape(chosen, shape) if count == 1 else make.reduce(chosen, "sum", dim)
 
 
@@ -274,11 +274,11 @@ def _table(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make)
     count, length = prod(place.tile.shape), shape[dim]
     rows, places = make.reshape(c, (*outer, count, *inner)), make.reshape(place, (count,))
     if count == 1:
-        here = make.of("eq", make.broadcast(make.reshape(place, ()), shape, ()), make.lanes(shape, dim))
-        return make.select(here, make.broadcast(rows, shape, tuple(range(len(shape)))), 0)
+        is_place = make.of("eq", make.broadcast(make.reshape(place, ()), shape, ()), make.lanes(shape, dim))
+        return make.select(is_place, make.broadcast(rows, shape, tuple(range(len(shape)))), 0)
     lanes = (count, length)
-    here = make.of("eq", make.along(places, lanes, 0), make.lanes(lanes, 1))
-    one_hot = make.convert(here, c.tile.dtype)
+    is_place = make.of("eq", make.along(places, lanes, 0), make.lanes(lanes, 1))
+    one_hot = make.convert(is_place, c.tile.dtype)
     sums = make.add(Dot, one_hot, rows, contract=((0,), (dim,)))
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape)))
     return make.transpose(sums, order)

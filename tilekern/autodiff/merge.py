@@ -99,8 +99,8 @@ def _merged(func: Func, additions: Sequence[Site], first: int, second: int) -> F
             results = rewriter.add(inner.copy(tuple(map(copy, inner.operands))))
             copies.update(zip(inner.results, results, strict=True))
         make = Make(rewriter, op)
-        moved = _masked(copy(early.op.value), None if early.op.mask is None else copy(early.op.mask), make)
-        total = make.of("add", moved, _masked(op.value, op.mask, make))
+        early_value = _masked(copy(early.op.value), None if early.op.mask is None else copy(early.op.mask), make)
+        total = make.of("add", early_value, _masked(op.value, op.mask, make))
         operands = (op.operands[0], total, *op.positions)
         return rewriter.add(Atomic(operands=operands, access=op.access, kind="add", loc=op.loc))
 

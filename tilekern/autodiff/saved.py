@@ -105,15 +105,15 @@ def save(func: Func, active: set[Value], states: Sequence[SavedState], inputs: S
       states: the states to save, the outputs of the new Func.
       inputs: the inputs of `func` in which it is not linear, the inputs of the new Func.
     """
-    out = {(s.fold, s.carry.result): Value(replace(s.param.ref, role=_role(func, s)), s.param.name) for s in states}
-    saver = _Saver(func, active, out)
+    outputs = {(s.fold, s.carry.result): Value(replace(s.param.ref, role=_role(func, s)), s.param.name) for s in states}
+    saver = _Saver(func, active, outputs)
 
     def body(*_: Value) -> tuple[Value, ...]:
         saver.replay(func.body)
         return ()
 
     block = saver.block(func.body.args, body)
-    return Func(f"{func.name}_states", (*inputs, *out.values()), func.axes, block, func.loc)
+    return Func(f"{func.name}_states", (*inputs, *outputs.values()), func.axes, block, func.loc)
 
 
 def _role(func: Func, state: SavedState) -> Role:
@@ -140,9 +140,9 @@ def _around(block: Block, fold: Op) -> list[Op] | None:
 class _Saver(Replay):
     """Stores the carries of folds at the start of each tile."""
 
-    def __init__(self, func: Func, active: set[Value], out: dict[tuple[Fold, Value], Value]) -> None:
+    def __init__(self, func: Func, active: set[Value], outputs: dict[tuple[Fold, Value], Value]) -> None:
         super().__init__(active)
-        self._out, self._places = out, Places(func)
+        self._outputs, self._places = outputs, Places(func)
 
     def replay_region(self, op: Op, region: Block) -> None:
         if not isinstance(op, Fold):
@@ -150,7 +150,7 @@ class _Saver(Replay):
             return
         with self._places.inside(op, self.copy_of(region.args[0])):
             for carry in carries(op):
-                ref = self._out.get((op, carry.result))
+                ref = self._outputs.get((op, carry.result))
                 if ref is not None:
                     state = self.copy_of(carry.args[0])
                     operands = (ref, state, *self._places.indices)

@@ -63,14 +63,14 @@ def swap(func: Func, number: int, dtype: DType) -> Swapped | None:
 
 def only_site(func: Func, number: int) -> Func:
     """The Func with one of its additions to sums, and only the ops that this addition needs."""
-    seen = 0
+    count = 0
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        nonlocal seen
+        nonlocal count
         if not isinstance(op, WriteOp):
             return None
-        seen += 1
-        return None if seen == number + 1 else []
+        count += 1
+        return None if count == number + 1 else []
 
     return dce(Rewriter(rule).run(func))
 
@@ -101,17 +101,17 @@ class _Results(Replay):
     def saver(self) -> Func:
         """The Func that stores the results."""
         func = self._func
-        out = {r: Value(replace(p.ref, role="out"), p.name) for r, p in self._saved.items()}
+        outputs = {r: Value(replace(p.ref, role="out"), p.name) for r, p in self._saved.items()}
 
         def body(*_: Value) -> tuple[Value, ...]:
             self.replay(func.body)
-            for result, ref in out.items():
+            for result, ref in outputs.items():
                 operands = (ref, self.copy_of(result), *self._places.indices)
                 self.add(Store(operands=operands, access=self._places.access(result)))
             return ()
 
         block = self.block(func.body.args, body)
-        return Func(f"{func.name}_results", (*func.inputs, *out.values()), func.axes, block, func.loc)
+        return Func(f"{func.name}_results", (*func.inputs, *outputs.values()), func.axes, block, func.loc)
 
 
 class _Swapper(Replay):
@@ -131,19 +131,19 @@ class _Swapper(Replay):
         serial = [(v, a) for v, a in site.axes.items() if v not in site.used]
         indices = {v: index_value(v.name or a.name) for v, a in parallel.items()}
         role = "out" if is_covering(site, func) else "zeros"
-        out = Value(RefType(site.op.ref.ref.shape, dtype, role), site.op.ref.name)
+        output = Value(RefType(site.op.ref.ref.shape, dtype, role), site.op.ref.name)
 
         def body(*_: Value) -> tuple[Value, ...]:
             self._copies.update(indices)
             total = self._make.convert(self._sum(serial, self._zeros()), dtype)
             positions = tuple(map(self.copy_of, site.op.positions))
-            self.add(Store(operands=(out, total, *positions), access=site.op.access, loc=site.op.loc))
+            self.add(Store(operands=(output, total, *positions), access=site.op.access, loc=site.op.loc))
             return ()
 
         block = self.block(tuple(indices.values()), body)
         inputs = (*func.inputs, *self._results.params)
         axes = tuple(_plain(a) for a in parallel.values())
-        return Func(f"{func.name}_{site.op.ref.name}", (*inputs, out), axes, block, func.loc)
+        return Func(f"{func.name}_{site.op.ref.name}", (*inputs, output), axes, block, func.loc)
 
     def _zeros(self) -> Value:
         return self._make.number(0, self._site.op.value.tile)
@@ -187,9 +187,9 @@ class _Swapper(Replay):
 
     def _enter(self, op: Op, region: Block) -> Value:
         if isinstance(op, Switch):
-            which = self.copy_of(op.operands[0])
+            branch = self.copy_of(op.operands[0])
             regions = tuple(self.block((), partial(self._branch, r if r is region else None)) for r in op.regions)
-            return self.one(op.copy((which,), regions))
+            return self.one(op.copy((branch,), regions))
         assert isinstance(op, Fold)
         if runs_whole(op, self._defined):
             return self._value(region)

@@ -51,12 +51,12 @@ def tangent(func: Func, wrt: Sequence[bool]) -> Func:
                     got=f"{param.name} in two to a byte",
                     fix="stop its gradient (lax.stop_gradient), or unpack it before the call",
                 )
-    into = {p: Value(replace(p.ref, role="in"), f"{p.name}_t") for p in moving}
-    out = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
-    builder = _Tangent(into, out, active_values(func, into))
+    input_tangents = {p: Value(replace(p.ref, role="in"), f"{p.name}_t") for p in moving}
+    output_tangents = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
+    builder = _Tangent(input_tangents, output_tangents, active_values(func, input_tangents))
     body = builder.block(func.body.args, lambda *_: builder.inline(func.body))
-    params = (*func.inputs, *into.values(), *out.values())
-    return zero_tails(Func(f"{func.name}_tangent", params, func.axes, body, func.loc), into.values())
+    params = (*func.inputs, *input_tangents.values(), *output_tangents.values())
+    return zero_tails(Func(f"{func.name}_tangent", params, func.axes, body, func.loc), input_tangents.values())
 
 
 def _check_effects(func: Func) -> None:
@@ -96,9 +96,11 @@ def name_of(func: Func) -> str:
 class _Tangent(Builder):
     """Copies blocks; behind each op that defines an active value, adds the ops of its tangent."""
 
-    def __init__(self, into: dict[Value, Value], out: dict[Value, Value], active: set[Value]) -> None:
+    def __init__(
+        self, input_tangents: dict[Value, Value], output_tangents: dict[Value, Value], active: set[Value]
+    ) -> None:
         super().__init__()
-        self._into, self._out, self._active = into, out, active
+        self._input_tangents, self._output_tangents, self._active = input_tangents, output_tangents, active
         self._copies: dict[Value, Value] = {}
         self._moving: dict[Value, Value] = {}
 
@@ -147,7 +149,7 @@ class _Tangent(Builder):
         self._define(op, self.add(copy))
         make = Make(self, op)
         fill = None if op.fill is None else self._moving.get(op.fill)
-        ref = self._into.get(op.ref)
+        ref = self._input_tangents.get(op.ref)
         if ref is None:
             if fill is not None:
                 raise no_derivative(
@@ -164,7 +166,7 @@ class _Tangent(Builder):
         self._moving[op.result] = make.convert(loaded, wide(op.result.tile).dtype)
 
     def _write(self, op: WriteOp) -> None:
-        ref = self._out.get(op.ref)
+        ref = self._output_tangents.get(op.ref)
         if ref is None:
             return
         if isinstance(op, Atomic) and op.kind != "add":

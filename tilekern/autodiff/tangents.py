@@ -151,8 +151,8 @@ def _linear_scan(op: LinearScan, primals: Sequence[Value], result: Value, moving
     factors, (dfactors, terms) = primals[0], moving
     if dfactors is not None:
         previous = shifted(result, op.dim, -1 if op.reverse else 1, 0, make)
-        moved = make.of("mul", dfactors, previous)
-        terms = moved if terms is None else make.of("add", moved, terms)
+        driven = make.of("mul", dfactors, previous)
+        terms = driven if terms is None else make.of("add", driven, terms)
     assert terms is not None
     return make.again(op, factors, terms)
 

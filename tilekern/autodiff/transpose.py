@@ -69,18 +69,18 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
       NotDifferentiableError: an op cannot be transposed, at the user's line.
     """
     unknown = [p for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
-    into = {p: Value(_sum_of(p.ref), f"{p.name.removesuffix('_t')}_ct") for p in unknown}
-    out = {p: Value(replace(p.ref, role="in"), f"{p.name.removesuffix('_t')}_ct") for p in func.outputs}
-    active = active_values(func, into)
-    transposer = _Transposer(func, into, out, active)
+    input_cts = {p: Value(_sum_of(p.ref), f"{p.name.removesuffix('_t')}_ct") for p in unknown}
+    output_cts = {p: Value(replace(p.ref, role="in"), f"{p.name.removesuffix('_t')}_ct") for p in func.outputs}
+    active = active_values(func, input_cts)
+    transposer = _Transposer(func, input_cts, output_cts, active)
     body = transposer.block(func.body.args, lambda *_: transposer.backward())
-    fixed = tuple(p for p in func.inputs if p not in into)
+    fixed = tuple(p for p in func.inputs if p not in input_cts)
     states = transposer.saved.states
     times = transposer.overwrites.times.values()
-    params = (*fixed, *out.values(), *(s.param for s in states), *times, *into.values())
+    params = (*fixed, *output_cts.values(), *(s.param for s in states), *times, *input_cts.values())
     name = f"{name_of(func)}_backward"
-    transposed = zero_tails(Func(name, params, func.axes, body, func.loc), out.values())
-    return Transposed(transposed, fixed, tuple(out.values()), states, transposer.overwrites, active)
+    transposed = zero_tails(Func(name, params, func.axes, body, func.loc), output_cts.values())
+    return Transposed(transposed, fixed, tuple(output_cts.values()), states, transposer.overwrites, active)
 
 
 def _sum_of(ref: RefType) -> RefType:
@@ -90,9 +90,11 @@ def _sum_of(ref: RefType) -> RefType:
 class _Transposer(Replay):
     """Emits the reverse of each op, from the last to the first, and adds up cotangents."""
 
-    def __init__(self, func: Func, into: dict[Value, Value], out: dict[Value, Value], active: set[Value]) -> None:
+    def __init__(
+        self, func: Func, input_cts: dict[Value, Value], output_cts: dict[Value, Value], active: set[Value]
+    ) -> None:
         super().__init__(active)
-        self._func, self._into, self._out = func, into, out
+        self._func, self._input_cts, self._output_cts = func, input_cts, output_cts
         self._cotangents: dict[Value, Value] = {}
         self._definitions: dict[Value, Op] = {}
         self.saved, self.overwrites = SavedStates(func), Overwrites(func)
@@ -156,11 +158,11 @@ class _Transposer(Replay):
         if op.value not in self._active:
             return
         make = Make(self, op)
-        access_operands = tuple(map(self.copy_of, op.operands[2:]))
-        loaded = Load(operands=(self._out[op.ref], *access_operands), access=op.access, masked=op.masked, loc=op.loc)
+        operands = tuple(map(self.copy_of, op.operands[2:]))
+        loaded = Load(operands=(self._output_cts[op.ref], *operands), access=op.access, masked=op.masked, loc=op.loc)
         cotangent = make.convert(self.one(loaded), wide(op.value.tile).dtype)
         if op.ref in self.overwrites.times:
-            last = self.one(loaded.copy((self.overwrites.times[op.ref], *access_operands)))
+            last = self.one(loaded.copy((self.overwrites.times[op.ref], *operands)))
             cotangent = make.select(make.of("le", last, self.overwrites.time(op, self, make)), cotangent, 0)
         self._accumulate(op.value, cotangent, make)
 
@@ -174,7 +176,7 @@ class _Transposer(Replay):
                 "load with the default fill, and choose by jnp.where",
             )
         access_operands = op.operands[1 : len(op.operands) - op.trailing]
-        operands = (self._into[op.ref], cotangent, *map(self.copy_of, access_operands))
+        operands = (self._input_cts[op.ref], cotangent, *map(self.copy_of, access_operands))
         self.add(Atomic(operands=operands, access=op.access, masked=op.masked, kind="add", loc=op.loc))
 
     def _pure(self, op: Op, cotangent: Value) -> None:

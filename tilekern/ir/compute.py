@@ -145,9 +145,9 @@ class Dot(Op):
         for side, x in zip((0, 1), operands, strict=True):
             free, batch, contract = self.free(side), self.batch[side], self.contract[side]
             inner = (free, contract) if side == 0 else (contract, free)
-            moved = _cheapen(x, self.precision).astype(dtype).transpose(*batch, *inner[0], *inner[1])
+            arranged = _cheapen(x, self.precision).astype(dtype).transpose(*batch, *inner[0], *inner[1])
             sizes = [int(np.prod([x.shape[d] for d in dims], dtype=np.int64)) for dims in inner]
-            sides.append(moved.reshape(*(x.shape[d] for d in batch), *sizes))
+            sides.append(arranged.reshape(*(x.shape[d] for d in batch), *sizes))
         with np.errstate(all="ignore"):
             return np.matmul(sides[0], sides[1]).reshape(self.result.tile.shape)
 

@@ -70,12 +70,12 @@ def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Inter
         comes_from.update(_flow(op))
         if isinstance(op, Load) and not op.filled and (op.masked or not all(proved_dims(op, ranges))):
             outside.add(op.result)
-    asked = _reached(vectors, comes_from)
+    contributing = _reached(vectors, comes_from)
     goes_to: dict[Value, list[Value]] = {}
-    for value in asked:
+    for value in contributing:
         for origin in comes_from.get(value, ()):
             goes_to.setdefault(origin, []).append(value)
-    return _reached(outside & asked, goes_to)
+    return _reached(outside & contributing, goes_to)
 
 
 def _flow(op: Op) -> dict[Value, Sequence[Value]]:
@@ -250,30 +250,30 @@ class _Guard(Rewriter):
         first_carry = 1 if isinstance(op, Fold) else 0
         carried = [region.args[first_carry:] for region in op.regions]
         groups = zip(op.results, *(args for args in carried if args), strict=True)
-        asked = [n for n, group in enumerate(groups) if not self._doubtful.isdisjoint(group)]
-        if not asked:
+        doubtful = [n for n, group in enumerate(groups) if not self._doubtful.isdisjoint(group)]
+        if not doubtful:
             return super().visit(op)
         inits = () if isinstance(op, Switch) else op.operands[-len(op.results) :]
-        operands = (*(self.value(v) for v in op.operands), *(self._whole(inits[n], op) for n in asked if inits))
-        regions = [self._region(op, region, args, asked) for region, args in zip(op.regions, carried, strict=True)]
+        operands = (*(self.value(v) for v in op.operands), *(self._whole(inits[n], op) for n in doubtful if inits))
+        regions = [self._region(op, region, args, doubtful) for region, args in zip(op.regions, carried, strict=True)]
         results = self.add(op.copy(operands, tuple(regions)))
-        self._valid.update(zip((op.results[n] for n in asked), results[len(op.results) :], strict=True))
+        self._valid.update(zip((op.results[n] for n in doubtful), results[len(op.results) :], strict=True))
         for before, after in zip(op.results, results, strict=False):
             self.replace(before, after)
         return results[: len(op.results)]
 
-    def _region(self, op: Op, region: Block, carried: tuple[Value, ...], asked: Sequence[int]) -> Block:
+    def _region(self, op: Op, region: Block, carried: tuple[Value, ...], doubtful: Sequence[int]) -> Block:
         """A region that takes, and yields, the valid lanes of the doubtful carries."""
-        more = tuple(Value(TileType(carried[n].tile.shape, BOOL)) for n in asked if carried)
+        valid_args = tuple(Value(TileType(carried[n].tile.shape, BOOL)) for n in doubtful if carried)
 
         def body(*_: Value) -> tuple[Value, ...]:
-            self._valid.update(zip((carried[n] for n in asked if carried), more, strict=True))
+            self._valid.update(zip((carried[n] for n in doubtful if carried), valid_args, strict=True))
             results = self.inline(region)
             if isinstance(op, While) and region is op.condition:
                 return results
-            return (*results, *(self._whole(region.results[n], op) for n in asked))
+            return (*results, *(self._whole(region.results[n], op) for n in doubtful))
 
-        return self.block((*region.args, *more), body)
+        return self.block((*region.args, *valid_args), body)
 
     def _whole(self, value: Value, op: Op) -> Value:
         return Validity(self, op).whole(self._valid.get(value), value)

@@ -48,8 +48,8 @@ def interpret(func: Func, *arrays: Any, orders: int = 2, seed: int = 0) -> tuple
     outputs = _run(func, inputs, programs)
     rng = np.random.default_rng(seed)
     for _ in range(orders - 1 if len(programs) > 1 else 0):
-        again = _run(func, inputs, [programs[p] for p in rng.permutation(len(programs))])
-        for param, first, second in zip(func.outputs, outputs, again, strict=True):
+        reordered = _run(func, inputs, [programs[p] for p in rng.permutation(len(programs))])
+        for param, first, second in zip(func.outputs, outputs, reordered, strict=True):
             if first.tobytes() != second.tobytes():
                 with source.at(func.loc):
                     raise OrderDependenceError(
@@ -156,9 +156,9 @@ class _Program:
     # --- memory ---
 
     def _load(self, op: Load) -> Array:
-        where, touched = self._accesses[op].elements(self._values)
+        flat, touched = self._accesses[op].elements(self._values)
         output = self._outputs.get(op.ref)
-        loaded = output.load(where, self._number, op.loc) if output else self._inputs[op.ref][where]
+        loaded = output.load(flat, self._number, op.loc) if output else self._inputs[op.ref][flat]
         if touched is None:
             return np.asarray(loaded)
         fill = 0 if op.fill is None else self._values[op.fill]
@@ -167,10 +167,10 @@ class _Program:
         return lanes
 
     def _write(self, op: WriteOp) -> None:
-        where, touched = self._accesses[op].elements(self._values)
+        flat, touched = self._accesses[op].elements(self._values)
         values = self._values[op.value]
         written, output = values if touched is None else values[touched], self._outputs[op.ref]
         if isinstance(op, Atomic):
-            output.update(where, written, op.kind, self._number, op.loc)
+            output.update(flat, written, op.kind, self._number, op.loc)
         else:
-            output.store(where, written, self._number, op.loc)
+            output.store(flat, written, self._number, op.loc)

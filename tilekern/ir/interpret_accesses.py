@@ -42,11 +42,11 @@ class Touched:
             was read outside of an array.
         """
         if self._by_scalars and (first := self._whole(values)) is not None:
-            where = np.asarray(self._offsets + first)
+            flat = np.asarray(self._offsets + first)
             if self._op.mask is None:
-                return where, None
+                return flat, None
             touched = values[self._op.mask]
-            return where[touched], touched
+            return flat[touched], touched
         return self._some(values)
 
     def _whole(self, values: Mapping[Value, Array]) -> int | None:

@@ -33,49 +33,49 @@ class Output:
         self._reads: list[tuple[int, Loc]] = []  # (program, place) of the loads of elements not stored yet
         self._read = np.full(size, _NOBODY)  # for each element, the index in `_reads` of its first load
 
-    def load(self, where: Array, program: int, loc: Loc) -> Array:
+    def load(self, flat: Array, program: int, loc: Loc) -> Array:
         """The elements at flat indices, which no other program may have stored."""
-        owner = self._owner[where]
+        owner = self._owner[flat]
         if (foreign := (owner != program) & (owner != _NOBODY)).any():
-            self._raise_dependence(where[foreign][0], loc)
-        if (updated := self._updated[where] != 0).any():
-            self._raise_mixed(where[updated][0], loc)
+            self._raise_dependence(flat[foreign][0], loc)
+        if (updated := self._updated[flat] != 0).any():
+            self._raise_mixed(flat[updated][0], loc)
         # An element that nobody stored yet: `store` refuses a later store by another program, `finish` a missing one.
-        early = where[(owner == _NOBODY) & (self._read[where] == _NOBODY)]
+        early = flat[(owner == _NOBODY) & (self._read[flat] == _NOBODY)]
         if early.size:
             self._read[early] = len(self._reads)
             self._reads.append((program, loc))
-        return self.data[where]
+        return self.data[flat]
 
-    def store(self, where: Array, values: Array, program: int, loc: Loc) -> None:
+    def store(self, flat: Array, values: Array, program: int, loc: Loc) -> None:
         """Store elements, which no other program may have stored or loaded."""
-        owner = self._owner[where]
+        owner = self._owner[flat]
         if (foreign := (owner != program) & (owner != _NOBODY)).any():
             with source.at(loc):
                 raise WriteConflictError(
-                    f"two programs store {self._element(where[foreign][0])}",
+                    f"two programs store {self._element(flat[foreign][0])}",
                     expected="one program for each element of an output",
                     fix="index the output by a tile of every tk.parallel; sum over programs in a tk.Sum",
                 )
-        self._check_not_both(where[self._updated[where] != 0], loc)
-        if (early := (owner == _NOBODY) & (self._read[where] != _NOBODY)).any():
-            element = where[early][0]
+        self._check_not_both(flat[self._updated[flat] != 0], loc)
+        if (early := (owner == _NOBODY) & (self._read[flat] != _NOBODY)).any():
+            element = flat[early][0]
             reader, read_at = self._reads[self._read[element]]
             if reader != program:
                 self._raise_dependence(element, read_at)
             if self._must_store:
                 self._raise_unwritten(f"{self._element(element)} is loaded before it is stored", read_at)
-        self._owner[where] = program
-        self.data[where] = values
+        self._owner[flat] = program
+        self.data[flat] = values
 
-    def update(self, where: Array, values: Array, kind: AtomicKind, program: int, loc: Loc) -> None:
+    def update(self, flat: Array, values: Array, kind: AtomicKind, program: int, loc: Loc) -> None:
         """Note an atomic update; `finish` makes all updates, in program order, so that a sum is rounded once."""
-        self._check_not_both(where[self._owner[where] != _NOBODY], loc)
-        number, before = 1 + _KINDS.index(kind), self._updated[where]
-        if (mixed := (self._read[where] != _NOBODY) | (before != 0) & (before != number)).any():
-            self._raise_mixed(where[mixed][0], loc)
-        self._updated[where] = number
-        self._updates.append((program, kind, where, values))
+        self._check_not_both(flat[self._owner[flat] != _NOBODY], loc)
+        number, before = 1 + _KINDS.index(kind), self._updated[flat]
+        if (mixed := (self._read[flat] != _NOBODY) | (before != 0) & (before != number)).any():
+            self._raise_mixed(flat[mixed][0], loc)
+        self._updated[flat] = number
+        self._updates.append((program, kind, flat, values))
 
     def finish(self, func: Func) -> Array:
         """The array, once every program has run."""
@@ -137,8 +137,8 @@ def _updated(data: Array, updates: list[tuple[int, AtomicKind, Array, Array]]) -
     kinds = {kind for _, kind, _, _ in updates}
     wide = data.astype(np.float64) if kinds == {"add"} and kind_of(data.dtype) == "float" else data.copy()
     with np.errstate(all="ignore"):
-        for _, kind, where, values in updates:
-            ufunc(kind).at(wide, where, values.astype(wide.dtype))
+        for _, kind, flat, values in updates:
+            ufunc(kind).at(wide, flat, values.astype(wide.dtype))
     return wide.astype(data.dtype)
 
 

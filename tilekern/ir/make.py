@@ -53,13 +53,13 @@ class Make:
         """The result of an elementwise op, by the name of its function."""
         return self.add(Elementwise, *self._alike(operands), function=function)
 
-    def select(self, which: Value, on_true: Number, on_false: Number) -> Value:
-        """`on_true` where `which` holds, else `on_false`; 8-bit floats by their bits, as few machines select them."""
+    def select(self, predicate: Value, on_true: Number, on_false: Number) -> Value:
+        """`on_true` where `predicate` holds, else `on_false`; 8-bit floats by their bits: few machines select them."""
         operands = self._alike((on_true, on_false))
         dtype = operands[0].tile.dtype
         if is_float8(dtype):
-            return self.bitcast(self.select(which, *map(self.bits, operands)), dtype)
-        return self.add(Select, which, *operands)
+            return self.bitcast(self.select(predicate, *map(self.bits, operands)), dtype)
+        return self.add(Select, predicate, *operands)
 
     def number(self, number: Any, tile: TileType) -> Value:
         """A tile of one number."""

@@ -114,12 +114,12 @@ class Validity(Make):
         return valid_lanes
 
     def _chosen(self, op: Select, predicate: Valid, on_true: Valid, on_false: Valid) -> Valid:
-        which = op.operands[0]
+        condition = op.operands[0]
         if on_true is None or on_false is None:
-            here = None if on_true is None else self.of("or", on_true, self.of("not", which))
-            there = None if on_false is None else self.of("or", on_false, which)
-            return self.all(predicate, here, there)
-        return self.all(predicate, self.add(Select, which, on_true, on_false))
+            if_true = None if on_true is None else self.of("or", on_true, self.of("not", condition))
+            if_false = None if on_false is None else self.of("or", on_false, condition)
+            return self.all(predicate, if_true, if_false)
+        return self.all(predicate, self.add(Select, condition, on_true, on_false))
 
     def _taken(self, op: Take, valid: Valid, indices: Valid) -> Valid:
         moved = None if valid is None else self.add(Take, valid, op.operands[1], dim=op.dim, along=op.along)

@@ -140,8 +140,8 @@ def load(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> Value:
     dtype, last = np.dtype(eqn.params["dtype"]), access.dims[-1]
     if eqn.params["filled"]:
         raise _refused(operands[0], dtype, "a load with `fill`", "leave fill out, cast, and choose with jnp.where")
-    taken, first = _of_bytes(access, operands[0], dtype)
-    packed = emit.one(Load(operands=tuple(operands[: 1 + access.arity]), access=taken, loc=emit.loc))
+    byte_access, first = _of_bytes(access, operands[0], dtype)
+    packed = emit.one(Load(operands=tuple(operands[: 1 + access.arity]), access=byte_access, loc=emit.loc))
     numbers = _part(emit, _unpacked(emit, packed, dtype), first, first + last.size)
     numbers = emit.op(Reshape, numbers, shape=access.shape)
     if not eqn.params["masked"]:
@@ -155,21 +155,21 @@ def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType)
     ref, value, *positions = operands
     if eqn.params["masked"]:
         raise _refused(ref, dtype, "a store with `mask`", "choose with jnp.where, and store all lanes")
-    taken, first = _of_bytes(access, ref, dtype)
-    last, size = access.dims[-1], (taken.extents or ref.ref.shape)[-1]
+    byte_access, first = _of_bytes(access, ref, dtype)
+    last, size = access.dims[-1], (byte_access.extents or ref.ref.shape)[-1]
     # An odd number of lanes may end in the middle of the last byte, whose other half is padding.
-    ends = not last.position.terms and taken.dims[-1].position.const + taken.dims[-1].size >= size
+    ends = not last.position.terms and byte_access.dims[-1].position.const + byte_access.dims[-1].size >= size
     if first or last.kind == "index" or (last.size % 2 and not ends):
         raise _refused(ref, dtype, f"a store of {last.size} at {_shown(last.position)}", "store pairs: an even block")
     packed = _packed(emit, value, dtype)
-    emit.add(Store(operands=(ref, packed, *positions), access=taken, loc=emit.loc))
+    emit.add(Store(operands=(ref, packed, *positions), access=byte_access, loc=emit.loc))
 
 
 def _of_bytes(access: Access, ref: Value, dtype: DType) -> tuple[Access, int]:
     """Turn an access to 4-bit numbers into (access to bytes, half of the first byte that holds lane 0: 0 or 1)."""
     last, extents = access.dims[-1], access.extents
     terms, fix = last.position.terms, "take blocks of an even size, tk.ds(2 * start, size), or index the loaded tile"
-    seen = None if extents is None else (*extents[:-1], extents[-1] // 2)
+    byte_extents = None if extents is None else (*extents[:-1], extents[-1] // 2)
     if extents is not None and (extents[-1] % 2 or prod(extents) != 2 * prod(ref.ref.shape)):
         raise _refused(ref, dtype, f"a view of shape {list(extents)}", "reshape the array outside of the kernel")
     if last.kind in ("gather", "along"):
@@ -179,7 +179,7 @@ def _of_bytes(access: Access, ref: Value, dtype: DType) -> tuple[Access, int]:
     byte, half = divmod(last.position.const, 2)
     position = Position(tuple(replace(t, stride=t.stride // 2) for t in terms), byte)
     halved = Dim("block", position, (half + last.size + 1) // 2)
-    return Access((*access.dims[:-1], halved), seen), half
+    return Access((*access.dims[:-1], halved), byte_extents), half
 
 
 def _shown(position: Position) -> str:

@@ -239,8 +239,8 @@ class Importer(Emitter):
     def _fold(self, eqn: JaxprEqn, marker: JaxprEqn, shared: list[Value], inits: list[Value]) -> Sequence[Value]:
         """Import a `while` made by `lang.loops.fold`: its counter is the tile index; the marker holds its bounds."""
         body: Any = eqn.params["body_jaxpr"].jaxpr
-        outside = dict(zip(body.invars, shared, strict=False))
-        bounds = [outside[a] if not isinstance(a, _jax.Literal) else self._read(a) for a in marker.invars[1:]]
+        outer_values = dict(zip(body.invars, shared, strict=False))
+        bounds = [outer_values[a] if not isinstance(a, _jax.Literal) else self._read(a) for a in marker.invars[1:]]
         axis: Axis = marker.params["axis"]
         # JAX removes carries that the body returns unchanged, and adds the tangents of differentiated carries.
         hint: str = marker.params["hint"] if len(inits) == 2 else ""

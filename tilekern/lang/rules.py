@@ -119,13 +119,13 @@ def _reverse(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _select_n(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    which, *cases = operands
-    which = emit.broadcast_to(which, cases[0].tile.shape)
-    if which.tile.dtype == BOOL:
-        return emit.op(Select, which, cases[1], cases[0])
+    selector, *cases = operands
+    selector = emit.broadcast_to(selector, cases[0].tile.shape)
+    if selector.tile.dtype == BOOL:
+        return emit.op(Select, selector, cases[1], cases[0])
     chosen = cases[-1]
     for number, case in reversed(list(enumerate(cases[:-1]))):
-        is_this = emit.op(Elementwise, which, emit.splat(number, which.tile), function="eq")
+        is_this = emit.op(Elementwise, selector, emit.splat(number, selector.tile), function="eq")
         chosen = emit.op(Select, is_this, case, chosen)
     return chosen
 

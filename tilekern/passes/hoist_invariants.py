@@ -30,35 +30,35 @@ def hoist_invariants(func: Func) -> Func:
 def _hoist(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if not isinstance(op, (Fold, While)):
         return None
-    moved = [_movable(region) for region in op.regions]
-    if not any(moved):
+    movable = [_movable(region) for region in op.regions]
+    if not any(movable):
         return None
     regions: list[Block] = []
-    for region, out in zip(op.regions, moved, strict=True):
-        for moving in out:
-            rewriter.add(moving)
-        gone = set(out)
-        regions.append(Block(region.args, tuple(o for o in region.ops if o not in gone), region.results))
+    for region, moving_ops in zip(op.regions, movable, strict=True):
+        for inner in moving_ops:
+            rewriter.add(inner)
+        moved = set(moving_ops)
+        regions.append(Block(region.args, tuple(o for o in region.ops if o not in moved), region.results))
     return rewriter.add(op.copy(regions=tuple(regions)))
 
 
 def _movable(region: Block) -> list[Op]:
     """The ops of a loop's region that move before the loop, in order."""
     inside = set(region.args)
-    fixed: list[Op] = []
+    invariant: list[Op] = []
     for op in region.ops:
         reads_input = isinstance(op, Load) and op.ref.ref.role == "in"
         if op.regions or not (op.pure or reads_input) or not inside.isdisjoint(op.operands):
             inside.update(op.results)
         else:
-            fixed.append(op)
-    moved: list[Op] = []
+            invariant.append(op)
+    movable: list[Op] = []
     needed: set[Value] = set()
-    for op in reversed(fixed):
+    for op in reversed(invariant):
         if not _only_enlarges(op) or not needed.isdisjoint(op.results):
-            moved.append(op)
+            movable.append(op)
             needed.update(op.operands)
-    return moved[::-1]
+    return movable[::-1]
 
 
 def _only_enlarges(op: Op) -> bool:

@@ -94,10 +94,10 @@ def _computed_at(tile: Value, ops: Sequence[Op], index: Value, builder: Builder)
     """The results of copies of `ops` at another tile."""
     values = {index: tile}
     for op in ops:
-        moved = op.copy(tuple(values.get(v, v) for v in op.operands))
-        if isinstance(moved, Load):
-            moved = replace(moved, access=moved.access.marked(False for _ in moved.access.dims))
-        values.update(zip(op.results, builder.add(moved), strict=True))
+        copy = op.copy(tuple(values.get(v, v) for v in op.operands))
+        if isinstance(copy, Load):
+            copy = replace(copy, access=copy.access.marked(False for _ in copy.access.dims))
+        values.update(zip(op.results, builder.add(copy), strict=True))
     return values
 
 

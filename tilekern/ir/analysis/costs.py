@@ -61,13 +61,13 @@ def cost_of(func: Func) -> Cost:
     """
     counts = _Counts(Iterations(func))
     work = counts.block(func.body, math.prod(_tiles(axis) for axis in func.axes))
-    moved = 0.0
+    moved_bytes = 0.0
     for param in func.params:
         ref = param.ref
         whole = math.prod(ref.shape)
         written = whole if ref.role in ("zeros", "sum") else min(work["w", param], whole)
-        moved += (min(work["r", param], whole) + written) * ref.dtype.itemsize
-    return Cost(round(work["flops"]), round(work["transcendentals"]), round(moved))
+        moved_bytes += (min(work["r", param], whole) + written) * ref.dtype.itemsize
+    return Cost(round(work["flops"]), round(work["transcendentals"]), round(moved_bytes))
 
 
 def _tiles(axis: Axis) -> float:

@@ -376,8 +376,8 @@ def kept_places(op: Broadcast | Transpose | Reshape) -> dict[int, int]:
         case Transpose():
             return {d: n for n, d in enumerate(op.permutation)}
         case Reshape():
-            shape, into = x.tile.shape, op.result.tile.shape
-            ends = {(int(np.prod(into[:n])), size): n for n, size in enumerate(into) if size > 1}
+            shape, result_shape = x.tile.shape, op.result.tile.shape
+            ends = {(int(np.prod(result_shape[:n])), size): n for n, size in enumerate(result_shape) if size > 1}
             places = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape)}
             return {d: n for d, n in places.items() if n is not None}
 
@@ -448,8 +448,8 @@ def _taken(op: Take, facts: Sequence[_Fact]) -> _Fact:
     if op.along:
         fact = _pointwise([replace(tile, varied=tile.varied - {op.dim}), places])
         return _Fact(fact.own, _long(op.result.tile.shape) - {fact.own})
-    more = len(op.operands[1].tile.shape) - 1
-    own_dims = {tile.own + more * (tile.own > op.dim)} if tile.own is not None else set[int]()
+    new_dims = len(op.operands[1].tile.shape) - 1
+    own_dims = {tile.own + new_dims * (tile.own > op.dim)} if tile.own is not None else set[int]()
     own_dims |= {op.dim + places.own} if places.own is not None else set()
     if len(own_dims) > 1:
         raise _CombinedError

@@ -149,9 +149,9 @@ class _Analysis:
         for axis in axes:
             axis.reason = axis.reason or self._refused(axis)
         factors = [self._factor(axis) for axis in axes if not axis.reason]
-        taken = {place: f for f in reversed(factors) for place in f.dims}
+        factor_of = {place: f for f in reversed(factors) for place in f.dims}
         return Sharding(
-            tuple(f for f in factors if all(taken[place] is f for place in f.dims)),
+            tuple(f for f in factors if all(factor_of[place] is f for place in f.dims)),
             {axis.axis.name: axis.reason for axis in axes if axis.reason},
         )
 
@@ -160,13 +160,13 @@ class _Analysis:
     def _access(self, op: MemoryOp) -> None:
         number = self._numbers[op.ref]
         shape = op.ref.ref.shape
-        moved = op.access.extents is not None and tuple(op.access.extents) != shape
+        is_view = op.access.extents is not None and tuple(op.access.extents) != shape
         extents = op.extents
         for n, (dim, extent) in enumerate(zip(op.access.dims, extents, strict=True)):
             # A view shares with the array only the dims before the first reshaped dim.
-            same = not moved or (n < len(shape) and extents[: n + 1] == shape[: n + 1])
+            same = not is_view or (n < len(shape) and extents[: n + 1] == shape[: n + 1])
             self._dim((number, n) if same else None, dim, extent, op)
-        if moved:
+        if is_view:
             same = sum(1 for n in range(len(shape)) if extents[: n + 1] == shape[: n + 1])
             self._whole |= {(number, n): f"{op.ref.name} is reshaped" for n in range(same, len(shape))}
 
@@ -334,14 +334,14 @@ class _Analysis:
         """The reason why an axis cannot be divided: its extent is used for more than its ends and comparisons."""
         compared = [op.operands[1] for op in axis.comparisons if isinstance(op, Elementwise) and op.function == "lt"]
         stops = [self._defined.get(fold.stop) for fold in axis.folds]
-        chosen = [op for op in stops if isinstance(op, Select)]
-        if not all(self._is_for(op.result, axis.folds) for op in chosen):
+        selects = [op for op in stops if isinstance(op, Select)]
+        if not all(self._is_for(op.result, axis.folds) for op in selects):
             return "the body computes with the end of a loop over it"
-        held = [*map(self._defined.get, (*compared, *(op.operands[1] for op in chosen))), *stops]
-        while any(isinstance(op, (Broadcast, Reshape)) for op in held):
-            held = [self._defined.get(op.operands[0]) if isinstance(op, (Broadcast, Reshape)) else op for op in held]
-        axis.extents = {op for op in held if isinstance(op, Constant)}
-        uses = {*axis.comparisons, *axis.folds, *chosen}
+        ends = [*map(self._defined.get, (*compared, *(op.operands[1] for op in selects))), *stops]
+        while any(isinstance(op, (Broadcast, Reshape)) for op in ends):
+            ends = [self._defined.get(op.operands[0]) if isinstance(op, (Broadcast, Reshape)) else op for op in ends]
+        axis.extents = {op for op in ends if isinstance(op, Constant)}
+        uses = {*axis.comparisons, *axis.folds, *selects}
         for constant in axis.extents:
             if not self._is_for(constant.result, uses):
                 return "the body computes with its size"
