@@ -88,6 +88,7 @@ def test_an_edit_keeps_the_numbers_of_the_lines_behind_it() -> None:
         "def __repr__(x): return x + 1",
         "if TYPE_CHECKING:\n        x = x + 1",
         "y = f(x, expected=x + 1)",
+        "y = zip(x, 'z', strict=True)",
     ],
 )
 def test_text_for_people_is_left_alone(text: str) -> None:

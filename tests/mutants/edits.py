@@ -122,8 +122,20 @@ _MASKS = re.compile(r"(^|[_.])(mask|where|fill)$")
 _TEXT = re.compile(
     r"^(__repr__|__str__|_?(describe|explain|show|text|summary|message|help|usage)(_.*)?|.*_(text|message))$"
 )
-# Arguments of text for people, and of what nothing but time depends on.
-_UNSEEN = {"expected", "got", "fix", "summary", "message", "reason", "doc", "maxsize", "stacklevel", "timeout"}
+# Arguments of text for people, of what nothing but time depends on, and of assertions.
+_UNSEEN = {
+    "expected",
+    "got",
+    "fix",
+    "summary",
+    "message",
+    "reason",
+    "doc",
+    "maxsize",
+    "stacklevel",
+    "timeout",
+    "strict",
+}
 
 
 class _Finder(ast.NodeVisitor):

@@ -33,7 +33,7 @@ from tests.mutants.reach import ROOT, Reach, Recorded, importers
 DEAR = 2.0
 """Seconds of the processor over which a test must kill something alone."""
 
-_BATCHES = (15.0, 60.0, 240.0)
+_BATCHES = (6.0, 30.0, 120.0, 240.0)
 """Seconds of the first batches; the others are as long as the last one."""
 
 _KILLS = 25
