@@ -16,6 +16,7 @@ from tests.lang.checks import refused
 from tilekern.errors import ArgumentError
 from tilekern.kernels.flash_attention import reference
 from tilekern.nn import dot_product_attention
+from tilekern.nn.attention import _positions
 from tilekern.testing import assert_close, in_float64
 
 B, T, S, N, H = 2, 9, 11, 4, 8
@@ -161,6 +162,19 @@ def gradients_in(dtype: Any, q: Any, k: Any, v: Any, bias: Any, keywords: Mappin
     )
     found = function(q, k, v, ranked[0])
     return [np.asarray(x).reshape(shape) for x, shape in zip(found, map(np.shape, (q, k, v, bias)), strict=False)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_window_is_one_of_flash_attention(causal: bool) -> None:
+    """The keys that `flash_attention` lets a query see are those of the window, negative numbers included."""
+    i, j = np.arange(20, 29)[:, None], np.arange(50)
+    for window in itertools.product(range(-4, 5), repeat=2):
+        left, right = window
+        wanted = (i - left <= j) & (j <= i + right) & ((j <= i) | (not causal))
+        is_causal, offset, around = _positions(causal, window)
+        assert around is not None
+        seen = (i + offset - around[0] <= j) & (j <= i + offset + around[1]) & ((j <= i + offset) | (not is_causal))
+        np.testing.assert_array_equal(seen, wanted, err_msg=str(window))
 
 
 def test_float16() -> None:
@@ -346,12 +360,13 @@ def test_padding_may_hold_anything() -> None:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 Q, K, V = inputs()
+ARRAYS = "the arrays of dot_product_attention do not fit"
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str, str]] = {
-    "value": ((Q, K, V[..., :4]), {}, "the arrays of dot_product_attention do not fit", "value = float32[2, 11, 2, 4]"),
-    "batch": ((Q[:1], K, V), {}, "do not fit", "query = float32[1, 9, 4, 8]"),
-    "width": ((Q[..., :4], K, V), {}, "do not fit", "query = float32[2, 9, 4, 4]"),
-    "heads": ((Q[:, :, :3], K, V), {}, "do not fit", "query = float32[2, 9, 3, 8]"),
-    "dtype": ((Q.astype(jnp.bfloat16), K, V), {}, "do not fit", "query = bfloat16[2, 9, 4, 8], key = float32"),
+    "value": ((Q, K, V[..., :4]), {}, ARRAYS, "value = float32[2, 11, 2, 4]"),
+    "batch": ((Q[:1], K, V), {}, ARRAYS, "query = float32[1, 9, 4, 8]"),
+    "width": ((Q[..., :4], K, V), {}, ARRAYS, "query = float32[2, 9, 4, 4]"),
+    "heads": ((Q[:, :, :3], K, V), {}, ARRAYS, "query = float32[2, 9, 3, 8]"),
+    "dtype": ((Q.astype(jnp.bfloat16), K, V), {}, ARRAYS, "query = bfloat16[2, 9, 4, 8], key = float32"),
     "rank": ((Q[None], K, V), {}, "cannot take this query", "query = float32[1, 2, 9, 4, 8]"),
     "mask's dtype": ((Q, K, V), {"mask": np.ones((T, S))}, "cannot take this mask", "mask = float32[1, 1, 9, 11]"),
     "mask's heads": ((Q, K, V), {"mask": bools(2, T, S)}, "this mask", "mask = bool[1, 2, 9, 11]"),
@@ -380,6 +395,11 @@ def test_what_jax_refuses(kind: str) -> None:
         dot_product_attention(*args, **keywords)  # <-
     with pytest.raises(ValueError, match="dot_product_attention"):
         dot_product_attention(*args, **keywords)
+
+
+def test_keys_need_a_head() -> None:
+    with refused(ArgumentError, ARRAYS, expected="K dividing N", got="key = float32[2, 11, 0, 8]", fix=""):
+        dot_product_attention(Q, K[:, :, :0], V[:, :, :0])  # <-
 
 
 def test_what_only_jax_takes() -> None:

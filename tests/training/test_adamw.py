@@ -55,6 +55,16 @@ def test_steps_with_a_schedule_a_mask_and_a_scale(dtype: str) -> None:
                 np.testing.assert_allclose(found, exact * np.ones(weight.shape), rtol=rtol, atol=rtol)
 
 
+def test_a_share_of_0_keeps_nothing_of_the_moments() -> None:
+    """With no moments a step is the sign of the gradient."""
+    weights, gradients, optimizer = tree(), tree(seed=1), adamw(0.5, b1=0, b2=0, eps=0, weight_decay=0)
+    moved, state = optimizer.step(weights, optimizer.init(weights), tree(seed=2))
+    moved, state = optimizer.step(weights, state, gradients)
+    for name, weight in weights.items():
+        np.testing.assert_allclose(moved[name], weight - 0.5 * np.sign(gradients[name]), rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(state.first[name], gradients[name])
+
+
 def test_eager_calls_are_those_under_jit() -> None:
     weights, gradients, optimizer = tree("bfloat16"), tree("float32", 1), adamw(0.01, moments="bfloat16")
     state = optimizer.init(weights)

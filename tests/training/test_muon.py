@@ -73,17 +73,28 @@ def test_it_has_a_gradient() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_updates_of_the_optimizer(nesterov: bool) -> None:
     weights = {"a": normal(6, 10), "b": normal(2, 5, 3)}
-    gradients = jax.tree.map(jnp.cos, weights)
     optimizer = muon(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.5)
-    state = optimizer.init(weights)
-    for n in (1, 2):
+    state, kept = optimizer.init(weights), jax.tree.map(jnp.zeros_like, weights)
+    for function in (jnp.cos, jnp.sin):
+        gradients = jax.tree.map(function, weights)
         updates, state = optimizer.update(gradients, state, weights)
-        kept = 1.0 if n == 1 else 1.9
         for name, w in weights.items():
-            ahead = (1 + 0.9 * kept if nesterov else kept) * gradients[name]
+            kept[name] = 0.9 * kept[name] + gradients[name]
+            ahead = gradients[name] + 0.9 * kept[name] if nesterov else kept[name]
             orthogonal = 0.2 * max(w.shape[-2:]) ** 0.5 * newton_schulz(ahead)
             np.testing.assert_allclose(updates[name], -0.1 * (orthogonal + 0.5 * w), rtol=2e-2, atol=1e-3)
-            np.testing.assert_allclose(state.momentum[name], kept * gradients[name], rtol=1e-5)
+            np.testing.assert_allclose(state.momentum[name], kept[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_momentum_is_in_float32(dtype: str) -> None:
+    """A gradient below the digits of the momentum in bfloat16 counts."""
+    weight, optimizer = normal(2, 3).astype(dtype), muon(0.1, momentum=1.0)
+    state = optimizer.init(weight)
+    for gradient in (1.0, 2.0**-12):
+        updates, state = optimizer.update(jnp.full((2, 3), gradient, dtype), state)
+        assert updates.dtype == dtype
+    np.testing.assert_array_equal(state.momentum, np.full((2, 3), 1 + 2.0**-12, np.float32))
 
 
 def test_it_trains() -> None:

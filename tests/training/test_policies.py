@@ -102,6 +102,16 @@ def test_grpo_on_policy_is_the_policy_gradient() -> None:
     close(jax.grad(lambda x: grpo_loss(x, advantages).sum())(given), jnp.array([[-3.0, -3.0]]))
 
 
+def test_numbers_at_the_ends_of_their_ranges() -> None:
+    chosen, rejected = jnp.array([2.0]), jnp.array([-1.0])
+    half = dpo_loss(chosen, rejected, rejected, rejected, beta=1.0, label_smoothing=0.5).loss
+    close(half, -0.5 * (jax.nn.log_sigmoid(3.0) + jax.nn.log_sigmoid(-3.0))[None])
+    given, advantages = jnp.log(jnp.array([[0.5, 3.0]])), jnp.array([2.0])
+    old = jnp.zeros((1, 2))
+    close(grpo_loss(given, advantages, old=old, clip=(1, 0)), jnp.array([[-1.0, -2.0]]))
+    close(grpo_loss(given, -advantages, old=old, clip=(0, 1)), jnp.array([[2.0, 6.0]]))
+
+
 def test_no_gradient_has_the_logits() -> None:
     shapes = (4, 512, 8), (8, 32000)
     labels = jax.ShapeDtypeStruct((4, 512), jnp.int32)
