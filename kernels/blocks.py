@@ -41,7 +41,10 @@ def copies_well(row: int, itemsize: int) -> bool:
 
 
 def depth(inner: int, itemsize: int) -> int:
-    """Contracted elements of a tile: 128 bytes of a row, the most that a GPU copies without bank conflicts."""
+    """Contracted elements of a tile: 128 bytes of a row, the most that a GPU copies without bank conflicts.
+
+    The number is a power of two, at least 16, and no larger than it takes to hold `inner` elements.
+    """
     return power_of_two(inner, 128 // itemsize, 16)
 
 

@@ -163,7 +163,10 @@ class _Installed:
 
 
 def _own() -> list[_Attributes | _Codes]:
-    """All functions of `_MODULES`, of classes in these modules, and functions that jitted functions wrap."""
+    """One `_Attributes` for each module of `_MODULES` and each class in it, then one `_Codes` for all their functions.
+
+    The `_Codes` has the Python functions among the attributes, and the functions that they wrap, as jitted ones do.
+    """
     modules = {name: module for name, module in sys.modules.items() if name.startswith(_MODULES)}
     attributes: list[_Attributes] = []
     functions: dict[int, FunctionType] = {}

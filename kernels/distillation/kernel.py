@@ -230,13 +230,13 @@ def _parts_cuda(
 
 @distillation_parts.schedule("cpu")
 def _cpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
-    """Tiles of logits and weights fit the cache."""
+    """`block_t`, `block_v`, `block_d` and `block_e` of up to 1024: tiles of logits and weights fit the cache."""
     return _even(hidden, weight, teacher, 1024)
 
 
 @distillation_parts.schedule("cpu:llvm")
 def _llvm(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
-    """Tiles of logits and weights fit the cache of a core."""
+    """`block_t`, `block_v`, `block_d` and `block_e` of up to 256: tiles of logits and weights fit a core's cache."""
     return _even(hidden, weight, teacher, 256)
 
 

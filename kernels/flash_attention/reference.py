@@ -126,7 +126,11 @@ def _members(i: jax.Array, j: jax.Array, segment_ids: Any, q_lengths: Any, kv_le
 
 
 def _softmax(s: jax.Array, sinks: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """exp(s - logsumexp) and logsumexp along the last dim; a sink is one more logit of each row, without a weight."""
+    """exp(s - logsumexp) of the shape of s[..., S], and logsumexp[..., 1]: along the last dim, which both keep.
+
+    A sink is one more logit of each row, without a weight: `sinks` broadcasts to [..., 1]. A row of -inf alone gets
+    weights of 0 and a logsumexp of -inf.
+    """
     top = jnp.max(s, axis=-1, initial=-jnp.inf, keepdims=True)
     if sinks is not None:
         top = jnp.maximum(top, sinks)

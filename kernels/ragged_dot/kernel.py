@@ -107,7 +107,10 @@ def rows_of_group(operands: Operands, ends: tk.Ref, out: tk.Ref, block_m: int, b
 
 
 def cpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
-    """Few rows, because a border inside of a tile doubles its product; of N and K as much as the caches hold."""
+    """Blocks of nearly equal sizes, up to 128 rows and 1024 of N and of K.
+
+    Few rows, because a border inside of a tile doubles its product; of N and K as much as the caches hold.
+    """
     return {
         "block_m": even(lhs.shape[0], 128),
         "block_n": even(_columns(rhs, transpose_rhs), 1024),
@@ -116,7 +119,7 @@ def cpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
 
 
 def llvm_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
-    """Few rows, as on "cpu:xla"; smaller blocks of `rhs`, whose copies stay in the cache of a core."""
+    """Blocks of up to 128 rows, as on "cpu:xla", but 512 of N and 256 of K: copies of `rhs` stay in a core's cache."""
     return {
         "block_m": even(lhs.shape[0], 128),
         "block_n": even(_columns(rhs, transpose_rhs), 512),

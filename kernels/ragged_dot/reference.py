@@ -86,7 +86,10 @@ def fused_reference(
 
 
 def contracting_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None) -> jax.Array:
-    """out[g, K, N] = lhs[rows, K]ᵀ @ rhs[rows, N] for the rows of group g, accumulated as in `reference`."""
+    """out[g, K, N] = lhs[rows, K]ᵀ @ rhs[rows, N] for the rows of group g, in the dtype of `lhs`.
+
+    `dtype` is the dtype of the sums, as in `reference`.
+    """
     wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
     rows = jnp.arange(lhs.shape[0])[:, None]
     sizes = _sizes(lhs, group_sizes)

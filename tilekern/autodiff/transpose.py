@@ -108,7 +108,7 @@ class _Transposer(Replay):
         return value
 
     def backward(self) -> tuple[Value, ...]:
-        """Add the whole body."""
+        """Add the whole body; returns its results, which are none: cotangents leave by atomic additions."""
         self.replay(self._func.body)
         self._sweep(self._func.body)
         return ()
@@ -200,7 +200,7 @@ class _Transposer(Replay):
         return make.number(0, wide(value.tile))
 
     def _taken(self, value: Value, make: Make) -> Value:
-        """The cotangent of a value that no earlier op uses, which is then forgotten; zeros if there is none."""
+        """Removes and returns the cotangent of a value that no earlier op uses; zeros, in a wide float, without any."""
         cotangent = self._cotangents.pop(value, None)
         return self._zeros(value, make) if cotangent is None else cotangent
 

@@ -246,7 +246,11 @@ class Compiled:
 
     @property
     def resources(self) -> Resources:
-        """The resources of the machine that the program takes, as far as the target's compiler reports them."""
+        """The registers, memory and occupancy that the program takes; None for a field that the target does not report.
+
+        GPUs report registers, spills, shared memory and occupancy; TPUs `vmem_bytes` and `planned_bytes`; the CPU
+        `scratch_bytes` alone.
+        """
         return self._compiled.resources
 
     def memory_analysis(self) -> Any:

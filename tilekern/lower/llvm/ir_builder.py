@@ -54,7 +54,7 @@ class Module:
         return Reg(f"@{name}", PTR)
 
     def fresh(self, name: str) -> str:
-        """An unused name of a function or a global."""
+        """An unused name of a function or a global: "f", then "f.1", "f.2", ..."""
         number = self._names.get(name, 0)
         self._names[name] = number + 1
         return f"{name}.{number}" if number else name
@@ -339,7 +339,7 @@ class Code:
         return self.binary("xor", mask, self._at_entry(name, mask.type, insert, splat))
 
     def _at_entry(self, name: str, type: Type, *lines: str) -> Reg:
-        """The value `name` of the function's start, which the instructions compute; they are added once."""
+        """The register `name`, such as "%hidden". The first call adds `lines`, which assign it, to the entry."""
         if name not in self._entry_values:
             self._entry_values.add(name)
             self.entry += [f"  {line}" for line in lines]

@@ -68,7 +68,7 @@ def drawn(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Space]:
 
 
 def _packed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose last positional argument are any integers, for the numbers of segments."""
+    """The function with segment ids as its last positional argument: any integers, taken modulo `_SEGMENTS`."""
 
     def packed(*arrays: Any, **keywords: Any) -> Any:
         return function(*arrays[:-1], segment_ids=arrays[-1] % _SEGMENTS, **keywords)

@@ -102,7 +102,7 @@ def by_llvm(programs: Sequence[Program], *, machine: Machine | None = None, x64:
 
 
 def by_triton(programs: Sequence[Program]) -> Outputs:
-    """The outputs by Triton's interpreter; of a program that is refused, what they should be."""
+    """The outputs by Triton's interpreter; the expected outputs for a program whose atomic the target does not have."""
     return [_triton(program) or program.expected for program in programs]
 
 

@@ -249,7 +249,10 @@ class Generator(FactsOfPlaces):
         self._define(self.builder.add(While(operands=tuple(inits), regions=(condition, body))), known)
 
     def condition(self, tests: list[Value], known: list[Fact], more: Callable[[], list[Value]]) -> Block:
-        """The block that says whether a while goes on."""
+        """The block that decides whether a while goes on: its arguments are `tests`, its results those of `more()`.
+
+        `tests` hold the carries of the iteration, with the facts `known`; `more` adds ops, and returns one bool.
+        """
 
         def body(*_: Value) -> tuple[Value, ...]:
             with self.inner(tests, known):

@@ -114,7 +114,7 @@ class Values:
     # --- operands ---
 
     def any(self, *kinds: str) -> Value:
-        """Some value, rather a new one; of a dtype of these kinds, if there is one."""
+        """A value in scope, most likely a recent one, or a new one: of a dtype of `kinds`, if the program has one."""
         dtypes = [d for d in self.dtypes if not kinds or kind_of(d) in kinds] or [*self.dtypes]
         dtype = self.pick(dtypes)
         found = [v for v in self.scope.values if v.tile.dtype == dtype]
@@ -123,7 +123,7 @@ class Values:
         return self.source(TileType(self.shape(2), dtype))
 
     def value(self, tile: TileType) -> Value:
-        """A value of this type: one that is there, or another one made to fit, or a new one."""
+        """A value of this type: one in scope, or a coerced value of another type, or a new one."""
         way = self.upto(7)
         found = [v for v in self.scope.values[-24:] if v.type == tile]
         if found and way < 5:
@@ -133,7 +133,7 @@ class Values:
         return self.source(tile)
 
     def source(self, tile: TileType) -> Value:
-        """A value made of nothing."""
+        """A value of this type from an op without operands; subclasses also load one."""
         return self.constant(tile)
 
     def constant(self, tile: TileType) -> Value:
@@ -160,26 +160,29 @@ class Values:
         return clamped
 
     def tame(self, x: Value, bound: int = 4) -> Value:
-        """`x`, or numbers of small magnitude made of it."""
+        """`x` clamped to [-bound, bound], or to [0, bound] if unsigned; `x` itself if bool or within."""
         fact = self.facts[x]
         if x.tile.dtype == BOOL or (fact.bound <= bound and not fact.inf):
             return x
         return self.clamp(x, 0 if kind_of(x.tile.dtype) == "unsigned" else -bound, bound)
 
     def position(self, most: int = 8, shape: tuple[int, ...] = ()) -> Value:
-        """An int32 value that is small enough for index arithmetic."""
+        """An int32 value for index arithmetic: one bounded by 64, or one clamped between 0, -1 or -2 and `most`."""
         found = [v for v in self.scope.values if v.type == TileType(shape, I32) and self.facts[v].bound <= 64]
         if found and not self.chance(5):
             return self.pick(found[::-1][:8])
         return self.clamp(self.value(TileType(shape, I32)), self.pick([0, -1, -2]), most)
 
     def coerce(self, x: Value, tile: TileType) -> Value | None:
-        """`x` cast, moved and repeated so that it has this type."""
+        """`x` cast, moved and repeated so that it has this type; None if facts cannot promise the result."""
         converted = x if x.tile.dtype == tile.dtype else self.converted(x, tile.dtype)
         return converted and self.reshaped(converted, tile.shape)
 
     def reshaped(self, x: Value, shape: tuple[int, ...]) -> Value | None:
-        """A value in another shape; None if the sizes differ."""
+        """The elements of `x` in another shape: transposed or reshaped if the sizes are equal, else broadcast.
+
+        A tile that does not broadcast is filled up with zeros, or reduced to its maximum first; None if that fails.
+        """
         have, fact = x.tile.shape, self.facts[x]
         if have == shape:
             return x
@@ -198,7 +201,7 @@ class Values:
         return None if dims is None else self.emit(Broadcast(operands=(x,), shape=shape, dims=dims), fact)
 
     def _refilled(self, x: Value, shape: tuple[int, ...]) -> Value:
-        """The elements of `x` in order as far as they go, then zeros."""
+        """A tile of this shape: the elements of `x` in order, cut off or followed by zeros."""
         size, fact, zero = x.tile.size, self.facts[x], self.number(0, TileType((), x.tile.dtype))
         flat = self.emit(Reshape(operands=(x,), shape=(size,)), fact, visible=False)
         pad = Pad(operands=(flat, zero), low=(0,), high=(prod(shape) - size,), interior=(0,))
@@ -207,14 +210,14 @@ class Values:
     # --- elementwise ---
 
     def ew(self, function: str, *operands: Value) -> Value:
-        """An op whose fact the caller corrects if it knows better."""
+        """The value of an elementwise op, with the fact of `facts.elementwise`; a caller that knows better sets it."""
         dtype, known = operands[0].tile.dtype, self.fact(*operands)
         known_fact = facts.elementwise(function, known, dtype)
         assert known_fact is not None
         return self.emit(Elementwise(function=function, operands=operands), known_fact)
 
     def elementwise(self) -> Value | None:
-        """Any row of the table that does not need a domain."""
+        """A random function of the table, but none that rounds; None if its result could not be promised."""
         x = self.any()
         dtype = x.tile.dtype
         smooth = (*facts.SMOOTH, *facts.SMOOTH_PAIRS) if kind_of(dtype) == "float" else ()
@@ -229,7 +232,7 @@ class Values:
         return self._computed(function, operands)
 
     def _computed(self, function: str, operands: tuple[Value, ...]) -> Value | None:
-        """The op if it is exact, or an operand is not; else with smaller operands, if that helps."""
+        """The op if it is exact, or an operand is not; else the op on tamed operands; None if that has no fact."""
         dtype = operands[0].tile.dtype
         rounds = kind_of(dtype) == "float" and function in ("add", "sub", "mul")
         rule = facts.arithmetic if rounds else facts.elementwise
@@ -240,18 +243,18 @@ class Values:
         return fact and self.emit(Elementwise(function=function, operands=operands), fact)
 
     def added(self, x: Value, y: Value) -> Value | None:
-        """The sum of two numbers."""
+        """The sum of two tiles; None if facts cannot promise it."""
         return self._computed("add", (x, y))
 
     def smooth(self) -> Value | None:
-        """A function that rounds, of operands in its domain."""
+        """A function that rounds, of floats that are clamped to its domain; None if the program has no floats."""
         x = self.any("float")
         if kind_of(x.tile.dtype) != "float":
             return None
         return self._smooth_of(self.pick([*facts.SMOOTH, *facts.SMOOTH_PAIRS]), x)
 
     def _smooth_of(self, function: str, x: Value) -> Value | None:
-        """A function that rounds, of a value that is clamped to its domain."""
+        """A function that rounds, of `x` and perhaps another value, clamped to its domains; None without a fact."""
         domains = (facts.SMOOTH[function],) if function in facts.SMOOTH else facts.SMOOTH_PAIRS[function]
         operands = (x, *(self.value(x.tile) for _ in domains[1:]))
         high = facts.limit(x.tile.dtype)
@@ -260,7 +263,7 @@ class Values:
         return fact and self.emit(Elementwise(function=function, operands=operands), fact)
 
     def compare(self) -> Value | None:
-        """A comparison of two values."""
+        """A comparison of two tiles, as bools; None if the left one is inexact, for it might decide otherwise."""
         x = self.any()
         if self.facts[x].error:
             return None
@@ -279,11 +282,11 @@ class Values:
         return self.emit(Select(operands=(which, *operands)), union(*self.fact(*operands)))
 
     def convert(self) -> Value | None:
-        """A cast to another dtype."""
+        """A cast to a random dtype; None if facts cannot promise the result, as of inexact floats to integers."""
         return self.converted(self.any(), self.pick(self.dtypes))
 
     def converted(self, x: Value, dtype: DType) -> Value | None:
-        """A cast; of small numbers where it would round."""
+        """`x` cast to `dtype`, clamped to [-2, 2] before if the cast would round; None if facts cannot promise it."""
         source = x.tile.dtype
         fact = facts.convert(self.facts[x], source, dtype)
         if fact is None or fact.error > self.facts[x].error:
@@ -340,7 +343,7 @@ class Values:
         return Concatenate(operands=self.pick([(x, self.value(x.tile)), (self.value(x.tile), x)]), dim=dim)
 
     def iota(self) -> Value:
-        """The indices along a dim."""
+        """The indices along a random dim, in a dtype of the program that holds them exactly; never bool."""
         shape = self.shape(2) or (self.pick(self.sizes),)
         dtype = self.pick([d for d in self.dtypes if d != BOOL] or [I32])
         while kind_of(dtype) == "float" and not facts.exact(Fact(max(shape)), dtype):
@@ -348,7 +351,7 @@ class Values:
         return self.emit(Iota(shape=shape, dtype=dtype, dim=self.upto(len(shape) - 1)), Fact(max(shape)))
 
     def reduce(self) -> Value | None:
-        """A reduction over dims."""
+        """A random reduction over random dims, perhaps none; None if facts cannot promise the result."""
         x = self.any()
         dims = tuple(d for d in range(len(x.tile.shape)) if self.upto(1))
         monoids: dict[str, list[Monoid]] = {"float": ["sum", "max", "min", "prod"], "bool": ["or", "and", "max", "min"]}
@@ -356,7 +359,7 @@ class Values:
         return self.reduced(x, dims, self.pick(monoids.get(kind_of(x.tile.dtype), integers)))
 
     def reduced(self, x: Value, dims: tuple[int, ...], monoid: Monoid) -> Value | None:
-        """A reduction, of small numbers where it would round."""
+        """`x` reduced over `dims`, clamped to [-1, 1] before if it would round; None if facts cannot promise it."""
         length = prod(x.tile.shape[d] for d in dims)
         fact = facts.reduce(monoid, self.facts[x], length, x.tile.dtype)
         if fact is None or fact.error > self.facts[x].error:
@@ -365,7 +368,7 @@ class Values:
         return fact and self.emit(Reduce(operands=(x,), monoid=monoid, dims=dims), fact)
 
     def dot(self) -> Value | None:
-        """A contraction over one or two dims, batched or not, in any order of the dims."""
+        """A contraction over one or two dims, batched or not, in any order of the dims; None if it is too large."""
         dtypes = [d for d in self.dtypes if d != BOOL]
         if not dtypes:
             return None

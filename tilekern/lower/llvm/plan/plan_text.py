@@ -18,7 +18,7 @@ def plan_text(program: Program, plan: Plan, body: Block) -> str:
 
 
 def step_words(step: AnyStep) -> str:
-    """A name for a step in errors."""
+    """A name for a step in errors: "a copy", "a loop nest over [8, 64]" or "the step of dot"."""
     if isinstance(step, BufferCopies):
         return "a copy"
     return f"a loop nest over {list(step.space)}" if isinstance(step, LoopNest) else f"the step of {step.op.name}"

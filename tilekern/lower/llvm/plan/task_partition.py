@@ -143,7 +143,10 @@ def _private_copies(func: Func, ops: list[tuple[Op, int]]) -> tuple[PrivateCopy,
 
 
 def _updates_per_element(ref: Value, func: Func, ops: list[tuple[Op, int]]) -> int:
-    """Average number of updates of an element of an array."""
+    """Average number of updates of an element of an array by all programs, rounded down.
+
+    `ops` has each op with its number of runs in one program.
+    """
     lanes = sum(_work(op) * times for op, times in ops if isinstance(op, Atomic) and op.ref is ref)
     return prod(func.grid) * lanes // max(prod(ref.ref.shape), 1)
 

@@ -126,7 +126,10 @@ def _operands(step: GridStep, window_dim: WindowDim) -> list[Any]:
 
 
 def _intervals(plan: KernelPlan, window_dim: WindowDim) -> list[Interval | None]:
-    """The intervals of a position's operands in all steps; the ranges of the Func hold in live steps only."""
+    """For each operand of a position, the interval of its values in all steps, both ends included; None if unknown.
+
+    An operand of no term has no interval either. The ranges of the Func hold in live steps only.
+    """
     folds = (*plan.pipelines, *(plan.grid_loop.chain if plan.grid_loop else ()))
     loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
     grid = frozenset(plan.func.body.args)

@@ -58,7 +58,7 @@ def _selected(make: Make, key: Value, dim: int, count: int) -> Value:
 
 
 def _signed(make: Make, key: Value) -> Value:
-    """Keys as int32, in the same order."""
+    """int32 keys of a tile, in the order of `key`: int32 or uint32, as `sort_key` returns for up to 32 bits."""
     return key if key.tile.dtype == I32 else make.bitcast(make.of("xor", key, 1 << 31), I32)
 
 

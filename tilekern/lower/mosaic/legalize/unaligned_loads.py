@@ -234,7 +234,10 @@ class _Places:
         return whole or all(self._values[t.operand] in self._grid for t in terms)
 
     def _sum(self, make: Make, terms: Sequence[Term], others: Position) -> Value | None:
-        """The sum of terms as a number that is exact in int32, or far from the array if the position is."""
+        """An int32 value of the sum of terms: exact, or far from the array if the position is.
+
+        None if a term has digits, or if the sum may leave int32 and is not a single term that a clamp keeps inside.
+        """
         (first, *more), values = terms, self._values
         if not more and first.plain and first.stride == 1:
             return values[first.operand]

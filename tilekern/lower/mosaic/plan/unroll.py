@@ -74,6 +74,6 @@ def _has_dependent_compute(op: Fold) -> bool:
 
 
 def _has_stacks(op: Fold) -> bool:
-    """True if a dot multiplies so many pairs of matrices that they fill the matrix units."""
+    """True if a dot multiplies at least `_FULL` pairs of matrices: so many fill the matrix units."""
     dots = (inner for inner in op.body.ops if isinstance(inner, Dot))
     return any(prod(dot.operands[0].tile.shape[d] for d in dot.batch[0]) >= _FULL for dot in dots)

@@ -96,7 +96,10 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _message(error: Exception, messages: str) -> str:
-    """The most specific message: the innermost cause's, or the message of the pass that failed."""
+    """The class of `error` and the message of its innermost cause, then up to two reasons of failed passes.
+
+    Example: "RuntimeError: PassManager::run failed; out of shared memory".
+    """
     innermost = _causes(error)[-1]
     text = getattr(innermost, "error_message", None) or str(innermost)
     reasons: list[str] = re.findall(r"error: (.*)", messages)

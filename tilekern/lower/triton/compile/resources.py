@@ -135,7 +135,7 @@ def _too_much(
 
 
 def _item(user: Allocation, program: Program) -> str:
-    """One line of the bill."""
+    """One line of the bill, such as "32,768 bytes: 128 × 64 bf16 at kernel.py:7"; without a place if it is unknown."""
     shape = " × ".join(map(str, user.shape))
     place = f" at {program.lines[user.line]}" if user.line in program.lines else ""
     return f"{user.nbytes:,} bytes: {shape} {user.dtype}{place}"

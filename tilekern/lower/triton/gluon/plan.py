@@ -434,7 +434,14 @@ def _fitted(
     stages: int | None,
     cluster: int,
 ) -> Plan:
-    """The plan with as many stages as fit, and with stores in places of their own if the places fit, too."""
+    """The plan with as many stages as fit, and with stores in places of their own if the places fit, too.
+
+    `stages` is the number of places of each ring in a loop; None for the most that fit, up to MAX_RING_STAGES. The plan
+    trims no load yet.
+
+    Raises:
+      ResourceError: the tiles do not fit with the fewest places: `stages`, else 1, or 2 if products are delayed.
+    """
     unique = list(dict.fromkeys(channels.values()))
     stores = [op for op in copies if isinstance(op, Store)]
     sizes = {op: copied_bytes(op, copies, cluster) for op in (*stores, *channels)}
