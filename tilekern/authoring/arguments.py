@@ -37,7 +37,7 @@ __all__ = [
 def hide_frames(file: str) -> None:
     """Let errors that are raised in a file name the line of its caller: `hide_frames(__file__)`.
 
-    It is for files that users call, or that call functions of users; not for files with kernels.
+    Call it in files that users call, or that call functions of users; not in files with kernels.
     """
     source.register_internal_file(file)
 
@@ -45,9 +45,9 @@ def hide_frames(file: str) -> None:
 def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Decorator of a public function: numbers of NumPy become Python numbers before its body sees them.
 
-    It is about parameters whose annotation names `int`, `float` or `bool`, as in `float | None` or `tuple[int, int]`.
-    With `softcap=np.float64(30)` the function does what it does with `softcap=30.0`: a number of NumPy has a dtype,
-    which JAX would give to the tiles that it meets.
+    It converts arguments whose annotation names `int`, `float` or `bool`, as in `float | None` or `tuple[int, int]`.
+    With `softcap=np.float64(30)` the function computes as with `softcap=30.0`: a number of NumPy has a dtype, which JAX
+    would give to tiles.
 
     Example:
       >>> import numpy as np
@@ -89,14 +89,14 @@ def is_array(value: object) -> bool:
 
 
 def is_traced(value: object) -> bool:
-    """True for a value that JAX traces, which is not known yet."""
+    """True for a value that JAX traces, so that the value is not known yet."""
     return isinstance(value, _jax.Tracer)
 
 
 def is_divided(value: Any) -> bool:
-    """True for an array of which each device has a part only, by its type: an explicit axis of a mesh divides it.
+    """True for an array that an explicit axis of a mesh divides by its type, so that each device has a part.
 
-    A kernel divides such a call by its rule; an op, which has none, cannot take it.
+    A kernel divides such a call by its rule. An op has no rule and cannot take such an array.
     """
     return _meshes.is_divided(jax.typeof(value))
 

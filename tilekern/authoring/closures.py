@@ -17,15 +17,15 @@ import jax
 from tilekern import _jax
 from tilekern.lang.importer import CONSTANT_BYTES
 
-# Gives a value with other arrays in it: of the carried arrays, and of the functions that are already made, by id.
+# Rebuilds a value from (arrays in the place of the carried arrays, functions that are already rebuilt, by id).
 _Maker = Callable[[tuple[Any, ...], dict[int, Any]], Any]
 
 
 def carry_arrays(function: Callable[..., Any]) -> jax.tree_util.Partial:
     """A `Partial` of the function, which carries the traced and the large arrays that the function closes over.
 
-    The arrays are found in the cells and default values of Python functions, of functions that these close over, and
-    in pytrees there. Arrays that a function reads in another way, as attributes of an object, stay there.
+    The search covers cells and default values of Python functions, functions over which they close, and pytrees in
+    both. Arrays that a function reads in another way, such as attributes of an object, stay in place.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,7 +50,7 @@ class _Search:
     """A search for traced and large arrays.
 
     Attributes:
-      arrays: those found, by id.
+      arrays: the traced and large arrays, by id.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class _Search:
         self._functions: dict[int, _Maker] = {}
 
     def maker(self, value: Any) -> _Maker | None:
-        """A maker of the value with other arrays in place of those found; None if it has none."""
+        """A function that rebuilds the value with other arrays; None if the value has no traced or large array."""
         if isinstance(value, _jax.Tracer) or (isinstance(value, jax.Array) and value.nbytes > CONSTANT_BYTES):
             key = id(cast(Any, value))
             self.arrays.setdefault(key, value)
@@ -68,19 +68,19 @@ class _Search:
             return self._functions.get(id(value)) or self._of_function(value)
         if type(value) is functools.partial:
             of_parts = self.maker((value.func, value.args, value.keywords))
-            return of_parts and (lambda arrays, made: _partial(*of_parts(arrays, made)))
+            return of_parts and (lambda arrays, functions: _partial(*of_parts(arrays, functions)))
         leaves, tree = cast(Any, jax.tree.flatten(value))
         if tree == jax.tree.structure(0):
             return None
         makers = [self.maker(leaf) for leaf in leaves]
         if not any(makers):
             return None
-        kept = [None if make else leaf for make, leaf in zip(makers, leaves, strict=True)]
+        other_leaves = [None if make else leaf for make, leaf in zip(makers, leaves, strict=True)]
 
-        def again(arrays: tuple[Any, ...], made: dict[int, Any]) -> Any:
-            return tree.unflatten([m(arrays, made) if m else x for m, x in zip(makers, kept, strict=True)])
+        def rebuild(arrays: tuple[Any, ...], functions: dict[int, Any]) -> Any:
+            return tree.unflatten([m(arrays, functions) if m else x for m, x in zip(makers, other_leaves, strict=True)])
 
-        return again
+        return rebuild
 
     def _of_function(self, function: FunctionType) -> _Maker | None:
         code, namespace, name, number = function.__code__, function.__globals__, function.__name__, id(function)
@@ -89,22 +89,22 @@ class _Search:
         except ValueError:  # a cell that is not filled yet
             return None
 
-        def again(arrays: tuple[Any, ...], made: dict[int, Any]) -> FunctionType:
-            if number not in made:
+        def rebuild(arrays: tuple[Any, ...], functions: dict[int, Any]) -> FunctionType:
+            if number not in functions:
                 cells = tuple(CellType() for _ in code.co_freevars)
-                made[number] = found = FunctionType(code, namespace, name, closure=cells)
+                functions[number] = copy = FunctionType(code, namespace, name, closure=cells)
                 assert parts is not None
-                found.__defaults__, found.__kwdefaults__, contents = parts(arrays, made)
+                copy.__defaults__, copy.__kwdefaults__, contents = parts(arrays, functions)
                 for cell, value in zip(cells, contents, strict=True):
                     cell.cell_contents = value
-            return made[number]
+            return functions[number]
 
-        self._functions[number] = again  # before its cells are searched: it may close over itself
+        self._functions[number] = rebuild  # before its cells are searched: it may close over itself
         parts = self.maker((function.__defaults__, function.__kwdefaults__, contents))
         if parts is None:
             del self._functions[number]
             return None
-        return again
+        return rebuild
 
 
 def _partial(function: Callable[..., Any], args: Any, keywords: Any) -> Any:

@@ -61,8 +61,8 @@ def check_elementwise(name: str, jaxprs: Sequence[Jaxpr], arguments: str = "its 
 
 def ends_in_product(closed: Jaxpr) -> bool:
     """True if the result may be a product, which a compiler could fuse with a subtraction that follows."""
-    made: dict[Any, JaxprEqn] = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
-    eqn = made.get(closed.jaxpr.outvars[0])
+    equations: dict[Any, JaxprEqn] = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    eqn = equations.get(closed.jaxpr.outvars[0])
     return eqn is not None and eqn.primitive.name not in _NO_PRODUCTS
 
 
@@ -70,8 +70,8 @@ class _Trace:
     """One walk over the equations of a function.
 
     Attributes:
-      sizes: the numbers and the shapes of arrays that the function makes by itself.
-      outer: the user's line of the call, inside of functions of JAX, whose equations have the line of any call.
+      sizes: the numbers, and the shapes of arrays, that the function makes by itself.
+      outer: the user's line of a call of a function of JAX, whose own equations have the line of an arbitrary call.
     """
 
     def __init__(self, name: str, arguments: str) -> None:
@@ -81,11 +81,11 @@ class _Trace:
 
     def run(self, jaxpr: Any, consts: Sequence[_Kind], kinds: Sequence[Any]) -> list[Any]:
         """The kinds of the results."""
-        known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *kinds], strict=True))
+        kind_of: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *kinds], strict=True))
         for eqn in jaxpr.eqns:
-            operands = [self._of_literal(v) if hasattr(v, "val") else known[v] for v in eqn.invars]
-            known |= zip(eqn.outvars, self._equation(eqn, operands), strict=True)
-        return [self._of_literal(v) if hasattr(v, "val") else known[v] for v in jaxpr.outvars]
+            operands = [self._of_literal(v) if hasattr(v, "val") else kind_of[v] for v in eqn.invars]
+            kind_of |= zip(eqn.outvars, self._equation(eqn, operands), strict=True)
+        return [self._of_literal(v) if hasattr(v, "val") else kind_of[v] for v in jaxpr.outvars]
 
     def _of_literal(self, literal: Any) -> _Kind:
         self.sizes.append(str(literal.val))
@@ -113,18 +113,18 @@ class _Trace:
         return "array" if _size(var) > 1 else "number"
 
     def _nested(self, eqn: JaxprEqn, inner: list[Any], operands: list[Any]) -> list[Any]:
-        """Calls, and control flow: what a branch or a step does has to be elementwise, too."""
-        found: list[list[Any]] = []
+        """The kinds of the results of a call or of control flow, whose branches and steps must be elementwise, too."""
+        results: list[list[Any]] = []
         for closed in inner:
             jaxpr = getattr(closed, "jaxpr", closed)
-            given = operands[len(operands) - len(jaxpr.invars) :]
+            inputs = operands[len(operands) - len(jaxpr.invars) :]
             if eqn.primitive.name in ("while", "scan", "cond") and "tile" in operands:
-                given = [_of_shape(v, k) for v, k in zip(jaxpr.invars, given, strict=True)]
+                inputs = [_of_shape(v, k) for v, k in zip(jaxpr.invars, inputs, strict=True)]
             before = self.outer
             self.outer = before or (_jax.user_loc(eqn) if _jax.written_in_jax(jaxpr) else None)
-            found.append(self.run(jaxpr, [_of_array(x) for x in getattr(closed, "consts", ())], given))
+            results.append(self.run(jaxpr, [_of_array(x) for x in getattr(closed, "consts", ())], inputs))
             self.outer = before
-        fitting = [kinds for kinds in found if len(kinds) == len(eqn.outvars)]
+        fitting = [kinds for kinds in results if len(kinds) == len(eqn.outvars)]
         return [_widest(kinds) for kinds in zip(*fitting, strict=True)]
 
     def wrong(self, got: str, loc: source.Loc) -> ArgumentError:
@@ -141,13 +141,13 @@ class _Trace:
 
 
 def _inner(eqn: JaxprEqn) -> list[Any]:
-    """The jaxprs of an equation, without those of rules for derivatives."""
+    """The jaxprs of an equation, without jaxprs of rules for derivatives."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "cond_jaxpr", "body_jaxpr")
-    found: list[Any] = []
+    jaxprs: list[Any] = []
     for name in names:
-        one: Any = eqn.params.get(name, ())
-        found += one if isinstance(one, (tuple, list)) else (one,)
-    return found
+        value: Any = eqn.params.get(name, ())
+        jaxprs += value if isinstance(value, (tuple, list)) else (value,)
+    return jaxprs
 
 
 def _shape(var: Any) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ def masked(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.A
     """`jnp.where(mask, function(*operands), 0)` of an elementwise function, safe to differentiate.
 
     Where the mask is False, the function and its derivatives of each order may be anything, NaN included: they are
-    never multiplied with a cotangent of 0, for 0 times infinity is NaN.
+    never multiplied with a cotangent of 0, because 0 times infinity is NaN.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -197,7 +197,7 @@ def masked(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.A
     def opened(*inputs: Any) -> list[Any]:
         return _jax.evaluate(closed, inputs[: len(consts)], inputs[len(consts) :])
 
-    # Its rules outlive this trace: what it closes over has to be among its arguments.
+    # The rules of `_masked` outlive this trace: arrays of the closure have to be arguments.
     pure = _jax.make_jaxpr(opened, *map(_type, consts), *map(_type, operands))
 
     def evaluate(consts: Sequence[Any], operands: Sequence[Any]) -> jax.Array:
@@ -217,13 +217,13 @@ def _masked(mask: jax.Array, evaluate: Callable[..., jax.Array], consts: list[An
 
     def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         mask, consts, operands = primals
-        found = value(mask, consts, operands)
-        total = jnp.zeros_like(found)
+        result = value(mask, consts, operands)
+        total = jnp.zeros_like(result)
         for number, tangent in enumerate(tangents[2]):
             if not isinstance(tangent, jax.custom_derivatives.SymbolicZero):
                 slope = _masked(mask, _derivative(evaluate, number), consts, operands)
                 total = total + jnp.where(mask, slope * tangent, 0)
-        return found, total
+        return result, total
 
     value.defjvp(jvp, symbolic_zeros=True)
     return value(mask, consts, operands)

@@ -18,7 +18,7 @@ def gathered(x: jax.Array) -> jax.Array:
 
 
 def by_rows(function: Callable[..., Any], rows: Sequence[Any], shared: Sequence[Any]) -> Any:
-    """function(*rows, *shared), of which each device computes some rows, if explicit axes of a mesh divide an operand.
+    """function(*rows, *shared); each device computes some rows if explicit axes of a mesh divide an operand.
 
     The axes that divide the first dim of the first array divide the first dims of all `rows`, and of the results. All
     other dims, and `shared`, are gathered. Derivatives with respect to `shared` are added up over devices.
@@ -26,7 +26,7 @@ def by_rows(function: Callable[..., Any], rows: Sequence[Any], shared: Sequence[
     Args:
       function: of arrays; each row of its results depends on one row of each array in `rows`.
       rows: arrays with as many rows, or pytrees of such arrays.
-      shared: further operands, or pytrees of them.
+      shared: further operands, arrays or pytrees of arrays.
     """
     avals = [jax.typeof(x) for x in jax.tree.leaves((rows, shared))]
     mesh = next((aval.sharding.mesh for aval in avals if _meshes.is_divided(aval)), None)

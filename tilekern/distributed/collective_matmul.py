@@ -1,11 +1,11 @@
-"""Matrix products that exchange blocks with the neighbours on a mesh axis while they multiply others.
+"""Matrix products that multiply some blocks while they exchange others with the neighbours on a mesh axis.
 
 Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models
 (ASPLOS 2023). Both loops are unrolled, so XLA is free to run the exchange of one step beside the product of another.
 
-`all_gather_matmul` and `matmul_reduce_scatter` are each other's transpose: JAX transposes the exchanges and products of
-one and finds those of the other. `jax.checkpoint` around them keeps no gathered blocks for the backward pass, which
-exchanges them again.
+`all_gather_matmul` and `matmul_reduce_scatter` are each other's transpose: the transposed exchanges and products of one
+are the exchanges and products of the other. With `jax.checkpoint` no gathered blocks are kept for the backward pass,
+which exchanges blocks again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def all_gather_matmul(
 def matmul_reduce_scatter(
     x: jax.Array, w: jax.Array, *, axis_name: str, bidirectional: bool = False, target: str | None = None
 ) -> jax.Array:
-    """Some rows of psum(x @ w) inside of `jax.shard_map`: each device of an axis gets as many as the others.
+    """The rows of psum(x @ w) of this device, inside of `jax.shard_map`: each device of an axis gets the same number.
 
     Sums of blocks of rows travel around a ring, in float32. A device multiplies its next block while a sum travels.
     Derivatives of any order, in both modes, are such loops, too.
@@ -116,7 +116,7 @@ def matmul_reduce_scatter(
 
 
 def _recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The function, of which the backward pass finds arguments only."""
+    """The function; the backward pass computes it again from its arguments."""
     return cast(Any, jax).checkpoint(function)
 
 
@@ -154,10 +154,10 @@ def _wide(x: jax.Array) -> jax.Array:
 def _gathered(
     axis: str, hops: Hops, dtype: Any, target: str | None, held: bool, x: jax.Array, w: jax.Array
 ) -> jax.Array:
-    """The rows of all devices times w. Blocks travel in the dtype of x; `dtype` is that of products and result.
+    """[n M, N], the rows of all devices times w. Blocks travel in the dtype of x; products and result have `dtype`.
 
-    XLA does not know what a kernel costs, and may put all exchanges before the first product. `held` ones wait for the
-    product before the one beside which they are to run.
+    XLA does not know the cost of a kernel, and may put all exchanges before the first product. With `held` an exchange
+    waits for the product that precedes its own step.
     """
     devices, rows = sum(hops) + 1, x.shape[0]
 
@@ -165,20 +165,20 @@ def _gathered(
         return matmul(block.astype(dtype), w.astype(dtype), target=target)
 
     received = {0: x}
-    found: dict[int, jax.Array] = {}
+    products: dict[int, jax.Array] = {}
     for step in range(max(hops) + 1):
         if step and held:
             arrived = {offset: received[offset] for offset in (step, -step) if offset in received}
-            tied, found[step - 1] = lax.optimization_barrier((arrived, found[step - 1]))
+            tied, products[step - 1] = lax.optimization_barrier((arrived, products[step - 1]))
             received.update(tied)
-        # Asked for before the products of this step, which do not wait for it.
+        # Blocks are requested before the products of this step, which do not wait for the exchange.
         if step < hops[0]:
             received[step + 1] = _send(received[step], axis, devices, -1)
         if step < hops[1]:
             received[-step - 1] = _send(received[-step], axis, devices, 1)
         for offset in {step, -step} & received.keys():
-            found[offset] = product(received[offset])
-    ordered = jnp.concatenate([found[offset] for offset in range(-hops[1], hops[0] + 1)])
+            products[offset] = product(received[offset])
+    ordered = jnp.concatenate([products[offset] for offset in range(-hops[1], hops[0] + 1)])
     return jnp.roll(ordered, (lax.axis_index(axis) - hops[1]) * rows, axis=0)
 
 
@@ -186,21 +186,21 @@ def _gathered(
 def _gathered_jvp(
     axis: str, hops: Hops, dtype: Any, target: str | None, held: bool, primals: Any, tangents: Any
 ) -> Any:
-    """Tangents travel and add up in float32, and so do the cotangents, which are the transpose."""
+    """The tangent. Tangents travel and add up in float32, and so do cotangents, by transposition."""
     (x, w), (dx, dw) = primals, tangents
     call: Callable[..., jax.Array] = partial(cast(Any, _gathered), axis, hops, dtype, target)
-    # A barrier would make what is linear of all that it holds: JAX could not transpose the products.
+    # A barrier would make all its results depend linearly on all its arguments: JAX could not transpose the products.
     # An instantiated zero would be multiplied, too.
-    found = [call(False, _wide(dx), w)] if not isinstance(dx, SymbolicZero) else []
-    found += [call(False, x, _wide(dw))] if not isinstance(dw, SymbolicZero) else []
-    return call(held, x, w), sum(found[1:], found[0])
+    terms = [call(False, _wide(dx), w)] if not isinstance(dx, SymbolicZero) else []
+    terms += [call(False, x, _wide(dw))] if not isinstance(dw, SymbolicZero) else []
+    return call(held, x, w), sum(terms[1:], terms[0])
 
 
 def _scattered(axis: str, hops: Hops, target: str | None, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The rows of this device of the sum over devices of x @ w."""
+    """[M / n, N], the rows of this device of the sum over devices of x @ w."""
     devices = sum(hops) + 1
     rows = x.shape[0] // devices
-    # Block i is what the device at offset i - hops[0] gets.
+    # Block i is for the device at offset i - hops[0].
     turned = jnp.roll(x, (hops[0] - lax.axis_index(axis)) * rows, axis=0)
     blocks = lax.split(turned, [rows] * devices)
     wide = _wide(w)
@@ -215,7 +215,7 @@ def _scattered(axis: str, hops: Hops, target: str | None, x: jax.Array, w: jax.A
 
 
 def _chain(product: Any, axis: str, devices: int, direction: int, steps: int) -> jax.Array:
-    """The sum for this device of the products of as many devices before it, each of which adds its own and sends on."""
+    """The sum for this device of the products of `steps` devices; each device adds its product and sends the sum on."""
     total = product(direction * steps)
     for left in range(steps - 1, 0, -1):
         total = _send(total, axis, devices, direction) + product(direction * left)

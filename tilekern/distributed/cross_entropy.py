@@ -1,7 +1,7 @@
 """Cross entropy where several devices hold parts of the vocabulary.
 
 Each device computes the logsumexp of its own logits, and its share of -Σ target logits. Two sums and a maximum of a
-number for each token make the loss of the whole vocabulary; the gradient of each device's weight stays there.
+number for each token make the loss of the whole vocabulary; the gradient of a device's weight stays on the device.
 Source: Shoeybi et al., Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
 """
 
@@ -45,7 +45,7 @@ def vocab_parallel_cross_entropy(
 
     Args:
       hidden: [*B, D], the same on all devices of the axis: float32, bfloat16, float16 or float64.
-      weight: [D, V / n] of the same dtype, this device's part of the V words: device i of n has those from i V / n.
+      weight: [D, V / n] of the same dtype, this device's part of the V words: device i of n begins at word i V / n.
       labels: integers [*B] in [0, V), or `ignore_index`; the same on all devices. Any other label makes its loss NaN.
       axis_name: the mesh axis that divides the vocabulary, over n devices.
       ignore_index: as of `cross_entropy`.

@@ -1,7 +1,7 @@
-"""Exchange of rows between the devices that have tokens and those that have their experts.
+"""Exchange of rows between the devices of tokens and the devices of experts.
 
-On its device a row lies behind those of lower experts. On the device of its expert it lies behind those of lower
-experts there, and behind those of the same expert from lower devices: rows arrive as `ragged_dot` takes them.
+A device sends rows sorted by expert. The device of an expert receives rows sorted by expert, and the rows of one expert
+sorted by sending device: the order that `ragged_dot` takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Layout:
     Attributes:
       axis: the mesh axis.
       counts: int32[n, n, m]: rows from each device to each device and expert there.
-      sent: rows of each device, with those of no expert.
+      sent: rows of each device, including rows of no expert.
       room: the most rows that one device sends to another.
     """
 
@@ -40,7 +40,7 @@ class Layout:
 
     @staticmethod
     def gathered(axis: str, counts: jax.Array, *, sent: int, room: int) -> Layout:
-        """The layout of which each device knows its own counts, int32[n, m]."""
+        """The layout, gathered from the counts int32[n, m] of each device."""
         return Layout(axis, cast(Any, lax).all_gather(counts, axis), sent, room)
 
     @property
@@ -65,22 +65,22 @@ class Layout:
 
     @property
     def sources(self) -> jax.Array:
-        """int32[n, n, m]: places of the first rows on the devices that send them."""
+        """int32[n, n, m]: the places of the first rows on the sending devices."""
         return _before(self.counts.reshape(self.devices, -1), 1).reshape(self.counts.shape)
 
     @property
     def places(self) -> jax.Array:
-        """int32[n, n, m]: places of the first rows on the devices that get them."""
+        """int32[n, n, m]: the places of the first rows on the receiving devices."""
         return _before(_sum(self.counts, 0), 1) + _before(self.counts, 0)
 
 
 def _before(sizes: jax.Array, axis: int) -> jax.Array:
-    """Sums of the sizes that stand before each."""
+    """Exclusive sums: for each entry the sum of the sizes before it along the axis."""
     return jnp.cumsum(sizes, axis, dtype=jnp.int32) - sizes
 
 
 def _sum(sizes: jax.Array, axis: int) -> jax.Array:
-    """Sums that are int32 with 64-bit types on, too."""
+    """Sums as int32, also with 64-bit types enabled."""
     return sizes.sum(axis, dtype=jnp.int32)
 
 
@@ -130,7 +130,7 @@ def _receive_ragged(layout: Layout, results: jax.Array) -> jax.Array:
 
 
 def _ragged(layout: Layout, rows: jax.Array, size: int, *offsets_and_sizes: jax.Array) -> jax.Array:
-    """A slice for each device and expert: places here, sizes, places there, and sizes of what comes."""
+    """[size, H] by `ragged_all_to_all`; for each device and expert: place here, size, place there, size received."""
     out = varying_like(jnp.zeros((size, rows.shape[1]), rows.dtype), [jax.typeof(rows)])
     flat = [x.reshape(-1) for x in offsets_and_sizes]
     return cast(Any, lax).ragged_all_to_all(rows, out, *flat, axis_name=layout.axis)
@@ -163,7 +163,7 @@ def _padding(layout: Layout) -> jax.Array:
 
 
 def _grouping(layout: Layout) -> jax.Array:
-    """int32[n room]: for each row of the experts of this device, its place in the blocks that came, or n room."""
+    """int32[n room]: for each row of the experts of this device, its place in the received blocks, or n room."""
     total = layout.devices * layout.room
     # Runs of rows of one device for one expert, in the order in which experts take them.
     sizes = layout.incoming.T.reshape(-1)
@@ -176,12 +176,12 @@ def _grouping(layout: Layout) -> jax.Array:
 
 
 def _inverse(index: jax.Array, size: int) -> jax.Array:
-    """For each of `size` elements its place in index, or the length of index if it is not there."""
+    """[size]: for each number below `size` its place in index; the length of index if index lacks the number."""
     places = jnp.arange(index.size, dtype=index.dtype)
     start = varying_like(jnp.full((size,), index.size, index.dtype), [jax.typeof(index)])
     return start.at[index].set(places, mode="drop")
 
 
 def _take(rows: jax.Array, index: jax.Array) -> jax.Array:
-    """rows[index], and zeros for indices behind the last row."""
+    """rows[index], with zeros for indices past the last row."""
     return rows.at[index].get(mode="fill", fill_value=0)

@@ -1,7 +1,7 @@
-"""A primitive for linear functions that state their transpose, and their derivative along arrays that they know.
+"""A primitive for linear functions that state their transpose, and their derivative along arrays that are not linear.
 
-JAX transposes a ring by keeping the keys of all of its steps. `jax.custom_vjp` has no forward mode, and no rule of JAX
-has a transpose of its own and derivatives along known arrays.
+JAX transposes a ring by keeping the keys of all steps. `jax.custom_vjp` has no forward mode, and no rule of JAX has
+both a transpose of its own and derivatives along arrays that are not linear.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tilekern import _jax, _meshes
 
 
 class Linear(Protocol):
-    """A function of arrays, linear in all but the first `known` of them."""
+    """A function (*primals, *linear) of arrays that is linear in the arrays after the first `num_primals`."""
 
     @property
-    def known(self) -> int:
-        """The number of arrays that it knows."""
+    def num_primals(self) -> int:
+        """The number of primals."""
         ...
 
     @property
     def like(self) -> Sequence[int]:
-        """For each result the number of a known array of its type."""
+        """For each result the number of a primal of the same type."""
         ...
 
     def run(self, *operands: Any) -> Sequence[Any]:
@@ -34,11 +34,14 @@ class Linear(Protocol):
         ...
 
     def along(self, tangents: Sequence[Any], *operands: Any) -> Sequence[Any]:
-        """The derivative along tangents of known arrays; None is zero."""
+        """The derivative of the results along tangents of the primals; None is zero."""
         ...
 
-    def transposed(self, wanted: Sequence[bool], given: Sequence[bool]) -> Linear:
-        """The cotangents of those linear arrays that are `wanted`, of those of the results that are `given`."""
+    def transposed(self, needs: Sequence[bool], present: Sequence[bool]) -> Linear:
+        """The transpose: (*primals, *cotangents) -> the cotangent of each linear array whose flag in `needs` is True.
+
+        `present` has a flag for each result: True if its cotangent is an argument; other cotangents are zero.
+        """
         ...
 
 
@@ -46,24 +49,24 @@ class Linear(Protocol):
 class _Batched:
     """A linear function under `jax.vmap`: all arrays are stacked in dim 0."""
 
-    one: Linear
+    function: Linear
 
     @property
-    def known(self) -> int:
-        return self.one.known
+    def num_primals(self) -> int:
+        return self.function.num_primals
 
     @property
     def like(self) -> Sequence[int]:
-        return self.one.like
+        return self.function.like
 
     def run(self, *operands: Any) -> Sequence[Any]:
-        return jax.vmap(self.one.run)(*operands)
+        return jax.vmap(self.function.run)(*operands)
 
     def along(self, tangents: Sequence[Any], *operands: Any) -> Sequence[Any]:
-        return jax.vmap(self.one.along)(tangents, *operands)
+        return jax.vmap(self.function.along)(tangents, *operands)
 
-    def transposed(self, wanted: Sequence[bool], given: Sequence[bool]) -> Linear:
-        return _Batched(self.one.transposed(wanted, given))
+    def transposed(self, needs: Sequence[bool], present: Sequence[bool]) -> Linear:
+        return _Batched(self.function.transposed(needs, present))
 
 
 def call(function: Linear, *operands: Any) -> list[Any]:
@@ -80,24 +83,24 @@ def _run(*operands: Any, function: Linear) -> list[Any]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: Linear) -> tuple[Any, Any]:
-    known, moved = tangents[: function.known], tangents[function.known :]
+    of_primals, of_linear = tangents[: function.num_primals], tangents[function.num_primals :]
     terms: list[Sequence[Any]] = []
-    if any(t is not None for t in moved):
-        pairs = zip(primals[function.known :], moved, strict=True)
+    if any(t is not None for t in of_linear):
+        pairs = zip(primals[function.num_primals :], of_linear, strict=True)
         whole = (_meshes.varying_like(jnp.zeros_like(x), [jax.typeof(x)]) if t is None else t for x, t in pairs)
-        terms.append(call(function, *primals[: function.known], *whole))
-    if any(t is not None for t in known):
-        terms.append(function.along(known, *primals))
+        terms.append(call(function, *primals[: function.num_primals], *whole))
+    if any(t is not None for t in of_primals):
+        terms.append(function.along(of_primals, *primals))
     return call(function, *primals), [sum(some[1:], some[0]) for some in zip(*terms, strict=True)]
 
 
 def _transpose(cotangents: Sequence[Any], operands: Sequence[Any], *, function: Linear) -> list[Any]:
-    known, moved = operands[: function.known], operands[function.known :]
-    wanted = [isinstance(x, jax.ShapeDtypeStruct) for x in moved]
-    given = [c is not None for c in cotangents]
-    back = function.transposed(wanted, given)
-    found = iter(call(back, *known, *(c for c in cotangents if c is not None)))
-    return [None] * function.known + [next(found) if w else None for w in wanted]
+    primals, linear = operands[: function.num_primals], operands[function.num_primals :]
+    needs = [isinstance(x, jax.ShapeDtypeStruct) for x in linear]
+    present = [c is not None for c in cotangents]
+    transposed = function.transposed(needs, present)
+    results = iter(call(transposed, *primals, *(c for c in cotangents if c is not None)))
+    return [None] * function.num_primals + [next(results) if n else None for n in needs]
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, function: Linear) -> tuple[Any, list[int]]:

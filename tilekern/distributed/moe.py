@@ -130,17 +130,17 @@ def apply_experts(
     """Σ_j gates[t, j] · (silu(x[t] @ w_gate[e]) * (x[t] @ w_up[e])) @ w_down[e] with e = experts[t, j].
 
     No token is dropped, however uneven the routing is. Rows are sorted by expert. One `fused_ragged_dot` multiplies
-    them by w_gate and w_up and applies the activation, and another product goes back. With
+    rows by w_gate and w_up and applies the activation, and another product multiplies by w_down. With
     `axis_name`, inside of `jax.shard_map`, each of n devices has some tokens and E / n experts, and rows are sent to
     the devices that have their experts, and back. Derivatives by x, gates and matrices, of any order, in both modes.
 
-    Each device has room for the rows that it gets if all tokens of all devices choose its experts:
-    n T min(k, E / n) rows. Room without rows costs memory, but is not multiplied.
+    Each device has room for n T min(k, E / n) rows, as if all tokens of all devices chose its experts. Unused room
+    costs memory, but no products.
 
     Args:
       x: [T, H], the tokens of this device: float32, bfloat16, float16 or float64.
-      experts: integers [T, k] in 0, ..., E - 1, counted over all devices. No two of a token's are equal, unless one
-        device has all experts. Other integers, -1, say, stand for no expert.
+      experts: integers [T, k] in 0, ..., E - 1, counted over all devices. A token's experts differ, unless one
+        device has all experts. Other integers, such as -1, stand for no expert.
       gates: [T, k] of a float dtype.
       w_gate: [E / n, H, F] of the dtype of x, or of 8 or 4 bits; the experts of this device; the first device has the
         first ones.
@@ -156,8 +156,8 @@ def apply_experts(
         one of up, of jnp functions, biases added, such as the clipped one of gpt-oss. Define it once: calls with
         another function object compile again.
       axis_name: the mesh axis that divides tokens and experts; None if this device has all experts.
-      exchange: "ragged" sends the rows that there are by `jax.lax.ragged_all_to_all`; "dense" sends all room for rows
-        by `jax.lax.all_to_all`. None: dense on CPUs, for which XLA has no other, and ragged elsewhere.
+      exchange: "ragged" sends only rows, by `jax.lax.ragged_all_to_all`; "dense" sends all room for rows, by
+        `jax.lax.all_to_all`. None: dense on CPUs, where XLA has no ragged exchange, and ragged elsewhere.
       target: lower for this target's blocks, e.g. "cpu:xla".
 
     Returns:
@@ -227,7 +227,7 @@ def _plus(product: Any, bias: Any) -> Any:
 
 
 def _rows(x: jax.Array, chosen: int) -> jax.Array:
-    """Each token `chosen` times. Its cotangents add up in float32, so the copies are made there."""
+    """[T chosen, H]: each token `chosen` times. Copies are made in float32, so that cotangents add up in float32."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     copies = jnp.broadcast_to(wide[:, None], (x.shape[0], chosen, x.shape[1]))
     return copies.reshape(-1, x.shape[1]).astype(x.dtype)
@@ -284,13 +284,13 @@ def _check_rows(quantize_rows: Any) -> None:
 def _check_biases(function: str, w_down: Any, biases: Any) -> None:
     experts, inner, hidden = w_down.shape
     shapes = [(experts, inner), (experts, inner), (experts, hidden)]
-    given = list(cast(Sequence[Any], biases)) if isinstance(biases, tuple | list) else None
-    if given and len(given) == 3 and all(is_float(b) and b.shape == s for b, s in zip(given, shapes, strict=True)):
+    arrays = list(cast(Sequence[Any], biases)) if isinstance(biases, tuple | list) else None
+    if arrays and len(arrays) == 3 and all(is_float(b) and b.shape == s for b, s in zip(arrays, shapes, strict=True)):
         return
     raise ArgumentError(
         f"the biases of {function} do not fit the experts",
         expected="floats " + ", ".join(f"b_{n}{list(s)}" for n, s in zip(("gate", "up", "down"), shapes, strict=True)),
-        got=f"biases = {describe(biases) if given is None else ', '.join(map(describe, given))}",
+        got=f"biases = {describe(biases) if arrays is None else ', '.join(map(describe, arrays))}",
         fix="give zeros for one that is missing, or leave out all of them",
     )
 

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts, and what keeps the experts balanced."""
+"""Routing of tokens to experts, and balance of experts by capacities, losses and biases."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def route(
     top_groups: int | None = None,
     scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The experts of each token, those of the largest logits, and gates by which to multiply their results.
+    """The experts of each token, by the largest logits, and the gates that multiply the experts' results.
 
     Mixtral and gpt-oss use the defaults, DeepSeek-V3 (https://arxiv.org/abs/2412.19437, section 2.1.2) uses
     `gating="sigmoid", bias=..., groups=8, top_groups=4, scale=2.5`.
 
     Args:
       logits: [T, E], a number for each token and expert, of a float dtype.
-      experts_per_token: k. Larger logits come first, of equal ones that of the lower index.
+      experts_per_token: k. Larger logits come first, lower indices first among equal logits.
       gating: scores are the "softmax" over all experts, or the "sigmoid" of each logit.
       normalize: divide the k gates of a token by their sum. For "softmax" this is the softmax of the chosen logits.
-      bias: [E] of a float dtype, added to the scores for the choice alone: neither gates nor derivatives know it. See
-        `balanced_bias`.
+      bias: [E] of a float dtype, added to the scores for the choice alone: gates and derivatives do not depend on the
+        bias. See `balanced_bias`.
       groups: number of groups of E / groups neighbouring experts.
-      top_groups: experts come from this many groups alone, those of the largest score: the largest of its experts, or,
-        with a bias, the sum of its two largest. None: from all.
+      top_groups: experts come only from this many groups, with the largest scores. The score of a group is the largest
+        score of its experts, or with a bias the sum of the two largest. None: all groups.
       scale: a factor of all gates.
 
     Returns:
@@ -81,12 +81,12 @@ def route(
 
 
 def _within_groups(order: jax.Array, groups: int, top_groups: int, *, best: int) -> jax.Array:
-    """`order`, with -inf for experts outside of the groups whose `best` largest sum up to most."""
+    """`order`, with -inf for experts outside of the `top_groups` groups with the largest sums of `best` experts."""
     tokens, experts = order.shape
     grouped = order.reshape(tokens, groups, experts // groups)
     sums = lax.top_k(grouped, min(best, experts // groups))[0].sum(2)
-    kept = jax.nn.one_hot(lax.top_k(sums, top_groups)[1], groups, dtype=bool).any(1)
-    return jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(tokens, experts)
+    in_top_groups = jax.nn.one_hot(lax.top_k(sums, top_groups)[1], groups, dtype=bool).any(1)
+    return jnp.where(in_top_groups[:, :, None], grouped, -jnp.inf).reshape(tokens, experts)
 
 
 @takes_python_numbers
@@ -95,8 +95,8 @@ def limit_capacity(
 ) -> tuple[jax.Array, jax.Array]:
     """Drop the rows beyond the first `capacity` of each expert: their expert is -1, their gate 0.
 
-    First choices of all tokens come before second ones, earlier tokens before later ones (Lepikhin et al., GShard,
-    https://arxiv.org/abs/2006.16668, section 2.2). A token all of whose rows are dropped has the result 0.
+    First choices of all tokens come before second choices, earlier tokens before later tokens (Lepikhin et al., GShard,
+    https://arxiv.org/abs/2006.16668, section 2.2). A token whose rows are all dropped has the result 0.
 
     Args:
       experts: integers [T, k], of `route`. Integers outside of 0, ..., num_experts - 1 stand for no expert.
@@ -131,8 +131,8 @@ def limit_capacity(
     ordered = ranks[order]
     places = jnp.arange(ranks.size) - jnp.searchsorted(ordered, ordered)
     fits = jnp.zeros(ranks.shape, bool).at[order].set(places < capacity, unique_indices=True)
-    kept = fits.reshape(experts.T.shape).T & (experts >= 0) & (experts < num_experts)
-    return jnp.where(kept, experts, -1), jnp.where(kept, gates, 0)
+    inside = fits.reshape(experts.T.shape).T & (experts >= 0) & (experts < num_experts)
+    return jnp.where(inside, experts, -1), jnp.where(inside, gates, 0)
 
 
 def load_balancing_loss(logits: jax.Array, experts: jax.Array, *, axis_name: str | None = None) -> jax.Array:
@@ -192,7 +192,7 @@ def router_z_loss(logits: jax.Array, *, axis_name: str | None = None) -> jax.Arr
 def balanced_bias(
     bias: jax.Array, experts: jax.Array, *, rate: float = 1e-3, axis_name: str | None = None
 ) -> jax.Array:
-    """The bias of `route` for the next step: `rate` more for experts with few rows, less for those with many.
+    """The bias of `route` for the next step: `rate` more for experts with few rows, `rate` less for experts with many.
 
     Balance without a loss: Wang et al., https://arxiv.org/abs/2408.15664, algorithm 1.
 
@@ -228,7 +228,7 @@ def balanced_bias(
 
 
 def _counts(experts: jax.Array, number: int, axis_name: str | None, function: str) -> jax.Array:
-    """Rows of each expert, int32[E]. Indices outside of 0, ..., E - 1 are nobody's."""
+    """int32[E], the rows of each expert. Indices outside of 0, ..., E - 1 do not count."""
     inside = (experts >= 0) & (experts < number)
     counts = jnp.bincount(jnp.where(inside, experts, number).reshape(-1), length=number + 1)[:number].astype(jnp.int32)
     if axis_name is None:

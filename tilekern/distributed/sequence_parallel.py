@@ -39,16 +39,16 @@ def ring_attention(
 ) -> jax.Array:
     """Attention of a sequence that a mesh axis divides: keys and values travel around the ring of its devices.
 
-    As `flash_attention` of the whole sequence. Each device has the keys of one other device at a time: memory does not
-    grow with the number of devices, in the backward pass neither, in which cotangents of keys and values travel along.
+    The result of `flash_attention` of the whole sequence. A device has the keys of one other device at a time: memory
+    does not grow with the number of devices, nor in the backward pass, where cotangents of keys and values travel, too.
     The exchange of a step does not wait for its attention. Partial results are merged by their logsumexps, in float32.
 
     With `causal`, devices with early parts of a contiguous sequence have less to do. In the layout "zigzag" device i of
-    n has the parts i and 2n - 1 - i of 2n, see `to_zigzag`: then all have as much.
+    n has the parts i and 2n - 1 - i of 2n, see `to_zigzag`: all devices have the same to do.
 
     Both modes of differentiation go around the ring once more, and compute nothing of the forward pass again. `out` and
     logsumexp have the names of `flash_attention` for policies of `jax.checkpoint`. Derivatives of second and higher
-    order are those of the steps: they keep the keys of all devices.
+    order differentiate the steps, and keep the keys of all devices.
 
     Source: Ring Attention, Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 
@@ -57,12 +57,12 @@ def ring_attention(
       key: [*B, S, K, H], a device's part.
       value: [*B, S, K, Hv].
       axis_name: of the mesh axis that divides T and S, over which the `jax.shard_map` around the call is manual.
-      causal: see `flash_attention`; positions are those in the whole sequence.
+      causal: see `flash_attention`; positions count in the whole sequence.
       window: as there.
       scale: as there.
       softcap: as there.
-      segment_ids: integers [*B, T] and [*B, S], parts of those of the whole sequence. Equal ids attend to each other
-        on all devices, wherever they stand.
+      segment_ids: integers [*B, T] and [*B, S], a device's parts. Equal ids attend to each other, at any distance and
+        on all devices.
       kv_lengths: integers [*B], of the whole sequence.
       sinks: float [N].
       layout: of the parts.
@@ -72,7 +72,7 @@ def ring_attention(
       [*B, T, N, Hv], a device's part.
 
     Raises:
-      tilekern.errors.ArgumentError: there is no such axis; or a part cannot be halved for "zigzag".
+      tilekern.errors.ArgumentError: the axis is unknown, or a part cannot be halved for "zigzag".
     """
     devices = axis_size(axis_name, "ring_attention")
     batch = checks.arrays(query, key, value)
@@ -94,7 +94,7 @@ def ring_attention(
     )
     lengths = checks.lengths("kv_lengths", kv_lengths, whole)
     arrays: tuple[Any, ...] = (*flat, checks.sinks(sinks, sizes), *ids, lengths)
-    # The ring's own rule has no sums over devices that hold the same; the transpose of a cast to what varies has.
+    # The ring's own rule has no sums over devices that hold the same array; the transpose of a cast to varying has.
     alike = iter(_meshes.alike([*(x for x in arrays if x is not None), lax.axis_index(axis_name)]))
     q, k, v, held, *marks = (None if x is None else next(alike) for x in arrays)
     ring = Ring(config, axis_name, devices, layout, target)
@@ -115,7 +115,7 @@ def to_zigzag(x: jax.Array, devices: int, axis: int) -> jax.Array:
       axis: of the sequence.
 
     Raises:
-      tilekern.errors.ArgumentError: 2n does not divide it.
+      tilekern.errors.ArgumentError: 2n does not divide the sequence.
     """
     return _in_order(x, devices, axis, [part for n in range(devices) for part in (n, 2 * devices - 1 - n)])
 
@@ -157,10 +157,10 @@ def _check_halves(query: jax.Array, key: jax.Array) -> None:
 def ulysses_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, *, axis_name: str, **options: Any
 ) -> jax.Array:
-    """Attention of a sequence that a mesh axis divides: devices exchange it for a part of the heads, and back.
+    """Attention of a sequence that a mesh axis divides: devices exchange parts of the sequence for parts of the heads.
 
     Each device then has the whole sequence for N / n of the heads, for n devices. If n does not divide the K heads of
-    the keys, but K divides n, each is sent to n / K devices. All derivatives are those of `flash_attention`.
+    the keys, but K divides n, each head is sent to n / K devices. Derivatives are as of `flash_attention`.
 
     Source: DeepSpeed Ulysses, Jacobs et al. 2023, https://arxiv.org/abs/2309.14509.
 
@@ -169,13 +169,13 @@ def ulysses_attention(
       key: [B, S, K, H], a device's part.
       value: [B, S, K, Hv].
       axis_name: of the mesh axis that divides T and S, over which the `jax.shard_map` around the call is manual.
-      options: those of `flash_attention`, for whole sequences; none of one array a head.
+      options: as of `flash_attention`, for whole sequences; no arrays with a dim of heads.
 
     Returns:
       [B, T, N, Hv], a device's part.
 
     Raises:
-      tilekern.errors.ArgumentError: there is no such axis, or the devices do not divide the heads.
+      tilekern.errors.ArgumentError: the axis is unknown, or the devices do not divide the heads.
     """
     devices = axis_size(axis_name, "ulysses_attention")
     heads, of_keys = query.shape[2], key.shape[2]
@@ -189,8 +189,8 @@ def ulysses_attention(
     if of_keys % devices:
         key, value = (jnp.repeat(x, devices // of_keys, axis=2) for x in (key, value))
 
-    def exchanged(x: jax.Array, given: int, taken: int) -> jax.Array:
-        return cast(Any, lax).all_to_all(x, axis_name, given, taken, tiled=True)
+    def exchanged(x: jax.Array, split: int, joined: int) -> jax.Array:
+        return cast(Any, lax).all_to_all(x, axis_name, split, joined, tiled=True)
 
     whole = (exchanged(x, 2, 1) for x in (query, key, value))
     return exchanged(flash_attention(*whole, **options), 1, 2)
@@ -210,9 +210,9 @@ def attention_bytes(
     """The bytes that each device sends in the forward pass of `ring_attention` and of `ulysses_attention`.
 
     With n devices and T / n positions on each: a ring sends keys and values n - 1 times, 2 (n - 1) T / n K H elements.
-    An exchange of heads sends (n - 1) / n of query and result, and of keys and values, at least one head of them to
-    each device: 2 (n - 1) / n² T (N + max(K, n)) H. Sends of a ring run beside its attention, those of an exchange do
-    not; a ring with `causal` should be in zigzag, so that all devices have as much to do.
+    An exchange of heads sends (n - 1) / n of query, result, keys and values, and at least one head of the keys to each
+    device: 2 (n - 1) / n² T (N + max(K, n)) H. Sends of a ring run beside its attention, sends of an exchange do not. A
+    ring with `causal` should be in zigzag, so that all devices have the same to do.
 
     Args:
       length: T, of the whole sequence.
@@ -222,7 +222,7 @@ def attention_bytes(
       devices: n.
       itemsize: bytes of an element.
     """
-    part, others = length / devices, devices - 1
-    ring = 2 * others * part * kv_heads * head_dim * itemsize
-    ulysses = 2 * others / devices * part * (heads + max(kv_heads, devices)) * head_dim * itemsize
+    part, hops = length / devices, devices - 1
+    ring = 2 * hops * part * kv_heads * head_dim * itemsize
+    ulysses = 2 * hops / devices * part * (heads + max(kv_heads, devices)) * head_dim * itemsize
     return BytesSent(ring, ulysses)

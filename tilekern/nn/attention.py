@@ -73,8 +73,8 @@ def dot_product_attention(
     softmax(scale * query·key + bias) value for each head, with scores and softmax in float32, in float64 for float64
     inputs. Every derivative that JAX has works, in either mode.
 
-    Different from jax.nn, where its results are those of a large negative number in the place of a mask, of what stands
-    behind the mask, or of the machine:
+    Different from jax.nn, whose results depend on a large negative number in the place of a mask, on elements behind
+    the mask, or on the machine:
 
     - A query that attends to no key is 0, and so are its gradients; its residual is -inf. In jax.nn `query_seq_lengths`
       does the same to out, but other masks give the mean of all values, bias of -inf gives NaN, and the residual is
@@ -88,7 +88,7 @@ def dot_product_attention(
       query: [B, T, N, H] or [T, N, H].
       key: [B, S, K, H] or [S, K, H] of the same dtype; K divides N, and head n reads key head n // (N / K).
       value: of the shape and dtype of key.
-      bias: numbers that are added to the scores [B, N, T, S]; leading dims may be left out, others be of size 1.
+      bias: numbers that are added to the scores [B, N, T, S]; leading dims may be absent, all dims may be of size 1.
       mask: bool of such a shape, True: attend.
       scale: of the dot products; H ** -0.5 if None. It may be traced, and differentiated.
       is_causal: query i attends to the keys j <= i.
@@ -106,7 +106,7 @@ def dot_product_attention(
       `flash_attention` is differentiable, and in float32.
 
     Raises:
-      tilekern.errors.ArgumentError: what jax.nn raises a ValueError for, which this error is, too.
+      tilekern.errors.ArgumentError: where jax.nn raises a ValueError; this error is a ValueError, too.
 
     Example:
       >>> import jax.numpy as jnp
@@ -151,25 +151,25 @@ def dot_product_attention(
 
 
 def _positions(causal: bool, local_window_size: Any) -> tuple[bool, int, tuple[int, int] | None]:
-    """(causal, q_offset, window); a window that has no position is (left, right) with left + right < 0."""
+    """(causal, q_offset, window); an empty window is (left, right) with left + right < 0."""
     if local_window_size is None:
         return causal, 0, None
-    given = cast(Any, local_window_size if isinstance(local_window_size, (tuple, list)) else (local_window_size,) * 2)
+    pair = cast(Any, local_window_size if isinstance(local_window_size, (tuple, list)) else (local_window_size,) * 2)
     try:
-        left, right = map(operator.index, given)
+        left, right = map(operator.index, pair)
     except (TypeError, ValueError):
         fix = "one int stands for both; None for no window"
         raise _wrong("local_window_size", "an int, or (left, right)", local_window_size, fix) from None
     if min(left, right) >= 0:
         return causal, 0, (left, right)
-    # A window beside the query is one around another position: i + offset, the nearest key of those that it has.
+    # A window without position i is a window around i + offset, its nearest key.
     right = min(right, 0) if causal else right
     offset = -left if left < 0 else right
     return False, offset, (left + offset, right - offset)
 
 
 def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float | None, jax.Array | None, Any]:
-    """(scale, bias, score_mod): a traced scale is part of a score_mod, and so is the bias then, which comes later."""
+    """(scale, bias, score_mod): a score_mod applies a traced scale, and then the bias, too, which comes later."""
     if scale is None:
         return None, bias, None
     if jnp.shape(scale) != ():
@@ -181,9 +181,9 @@ def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float
     return 1.0, None, jax.tree_util.Partial(_scale_and_bias, *carried)
 
 
-def _scale_and_bias(scale: Any, *rest: Any) -> Any:
+def _scale_and_bias(scale: Any, *arguments: Any) -> Any:
     """A score_mod that carries a scale and perhaps a bias."""
-    *bias, score, b, n, i, j = rest
+    *bias, score, b, n, i, j = arguments
     scaled = score * scale
     for array in bias:
         at = (0 if size == 1 else position for size, position in zip(array.shape, (b, n, i, j), strict=True))
@@ -194,9 +194,9 @@ def _scale_and_bias(scale: Any, *rest: Any) -> Any:
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _ranked(name: str, given: Any) -> jax.Array:
-    """An array of four dims; those that are left out are of size 1."""
-    array = jnp.asarray(given)
+def _ranked(name: str, argument: Any) -> jax.Array:
+    """The argument as an array of four dims; absent leading dims become dims of size 1."""
+    array = jnp.asarray(argument)
     if array.ndim > 4:
         raise _wrong(name, "an array of at most 4 dims", array, "jax.vmap maps over more")
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
@@ -216,9 +216,9 @@ def _check_arrays(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     )
 
 
-def _like_scores(name: str, given: Any, scores: tuple[int, ...]) -> jax.Array:
-    """A bias or mask of four dims; a bias is float."""
-    array = _ranked(name, given)
+def _like_scores(name: str, argument: Any, scores: tuple[int, ...]) -> jax.Array:
+    """A bias, float, or a mask, bool, of four dims that broadcast to `scores`."""
+    array = _ranked(name, argument)
     fits = all(n in (1, m) for n, m in zip(array.shape, scores, strict=True))
     if fits and name == "mask" and array.dtype == jnp.bool_:
         return array
@@ -229,16 +229,16 @@ def _like_scores(name: str, given: Any, scores: tuple[int, ...]) -> jax.Array:
     raise _wrong(name, f"{kind}{list(scores)}, or 1 in place of any dim", array, fix)
 
 
-def _lengths(name: str, given: Any, batch: int) -> jax.Array | None:
-    if given is None:
+def _lengths(name: str, lengths: Any, batch: int) -> jax.Array | None:
+    if lengths is None:
         return None
-    array = jnp.asarray(given)
+    array = jnp.asarray(lengths)
     if array.shape == (batch,) and array.dtype == jnp.int32:
         # Without 64-bit types JAX cuts off the upper bits of NumPy's integers.
-        return as_int32(given) if isinstance(given, np.ndarray) else array
+        return as_int32(lengths) if isinstance(lengths, np.ndarray) else array
     raise _wrong(name, f"int32[{batch}], a length for each element of the batch", array, "cast with .astype(jnp.int32)")
 
 
-def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
-    what = f"dot_product_attention cannot take this {name}"
-    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)
+def _wrong(name: str, expected: str, value: Any, fix: str) -> ArgumentError:
+    summary = f"dot_product_attention cannot take this {name}"
+    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)

@@ -1,4 +1,4 @@
-"""AdamW in place. Stochastic rounding keeps small steps of bfloat16 weights, without a float32 copy of them."""
+"""AdamW in place. Stochastic rounding keeps small steps of bfloat16 weights, without a float32 copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AdamWState(NamedTuple):
     Attributes:
       count: int32, the steps so far.
       first: the mean of gradients, for each weight.
-      second: the mean of their squares.
+      second: the mean of squared gradients, for each weight.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] -- optax's name; no tuple's method is used
@@ -32,7 +32,7 @@ class AdamWState(NamedTuple):
 
 
 class InPlaceOptimizer(NamedTuple):
-    """A pair of functions. A step writes the weights and the state in place of those that it reads.
+    """A pair of functions. A step writes the new weights and state in place of the old ones.
 
     Attributes:
       init: `init(params)` is the state.
@@ -59,9 +59,9 @@ def adamw(
 ) -> InPlaceOptimizer:
     """AdamW whose step reads and writes each array once, in place, and keeps no float32 copy of bfloat16 weights.
 
-    A step is computed in float32 (float64 for float64). Weights of bfloat16 and float16, and moments of these dtypes,
-    are rounded stochastically, so that many small steps add up to what they are in float32 on average. The random bits
-    depend on the seed, the step, the weight and the element only: devices that divide the weights compute the same.
+    A step is computed in float32 (float64 for float64). Weights and moments of bfloat16 and float16 are rounded
+    stochastically, so that many small steps add up, on average, as in float32. The random bits depend only on the seed,
+    the step, the weight and the element: devices that divide the weights compute the same.
     Sources: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, algorithm 2; Zamirai et al. 2020,
     https://arxiv.org/abs/2010.06192.
 
@@ -85,7 +85,7 @@ def adamw(
 
     Returns:
       `init(params)` and `step(params, state, gradients, scale=None)`, whose `scale` is a factor of all gradients, such
-      as that of clipping by their norm.
+      as the factor of clipping by norm.
 
     Raises:
       tilekern.errors.ArgumentError: a number is out of range, a weight has no float dtype of at least 16 bits, or
@@ -103,14 +103,14 @@ def adamw(
       bfloat16 0.75 1
     """
     _check_numbers({"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay})
-    kept = None if moments is None else _moments(moments)
+    moment_dtype = None if moments is None else _moment_dtype(moments)
 
     def init(params: Any) -> AdamWState:
         def zeros(weight: Any) -> jax.Array:
             _check_weight(weight)
-            return jnp.zeros_like(weight, dtype=kept or jnp.promote_types(weight.dtype, jnp.float32))
+            return jnp.zeros_like(weight, dtype=moment_dtype or jnp.promote_types(weight.dtype, jnp.float32))
 
-        # Two trees of their own: each is donated.
+        # Two separate trees, because each is donated.
         return AdamWState(jnp.int32(0), jax.tree.map(zeros, params), jax.tree.map(zeros, params))
 
     def step(params: Any, state: AdamWState, gradients: Any, scale: Any = None) -> tuple[Any, AdamWState]:
@@ -122,21 +122,21 @@ def adamw(
         # One call for the keys of all weights: a call for each would be compiled for each.
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.count)
         keys = jax.random.key_data(jax.random.split(key, (len(weights), 3, 2)))
-        found: list[tuple[jax.Array, ...]] = []
+        stepped: list[tuple[jax.Array, ...]] = []
         for n, (weight, gradient, first, second, decay) in enumerate(zip(weights, *lists, strict=True)):
             _check_weight(weight, gradient)
             narrow = stochastic and min(x.dtype.itemsize for x in (weight, first, second)) < 4
             numbers = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay if decay else 0.0}
             arrays = weight, gradient, first, second
-            found.append(_stepped(*arrays, factors, keys[n] if narrow else None, target, numbers))
-        moved, first, second = (tree.unflatten([arrays[part] for arrays in found]) for part in range(3))
+            stepped.append(_stepped(*arrays, factors, keys[n] if narrow else None, target, numbers))
+        moved, first, second = (tree.unflatten([arrays[part] for arrays in stepped]) for part in range(3))
         return moved, AdamWState(state.count + 1, first, second)
 
     return InPlaceOptimizer(init, step)
 
 
 def _factors(count: jax.Array, scale: Any, rate: Any, b1: float, b2: float) -> jax.Array:
-    """Factors of the gradient, of the step and of the moments; 1 / (1 - b^count) without cancellation."""
+    """[4]: factors of the gradient, the step and both moments; 1 / (1 - b^count) is computed without cancellation."""
     corrections = [1.0 if b == 0 else -1 / jnp.expm1(count * math.log(b)) for b in (b1, b2)]
     dtype = jnp.promote_types(jnp.result_type(scale, rate), jnp.float32)
     return jnp.stack([jnp.asarray(x, dtype) for x in (scale, rate, *corrections)])
@@ -152,18 +152,18 @@ def _stepped(
     target: str | None,
     numbers: dict[str, float],
 ) -> tuple[jax.Array, ...]:
-    """The arrays after a step. Vectors are matrices of one row; leading dims stay dims, and so does their sharding."""
+    """(weight, first, second) after a step. Vectors become matrices of one row; leading dims and sharding stay."""
     if weight.size == 0:
         return weight, first, second
     shape = weight.shape if weight.ndim > 1 else (1, weight.size)
     arrays = (x.reshape(shape) for x in (weight, gradient, first, second))
     factors = factors.astype(jnp.promote_types(weight.dtype, jnp.float32))
     coordinates = () if keys is None else tuple(jnp.arange(n, dtype=jnp.uint32) for n in shape)
-    found = adamw_step(*arrays, factors, keys, coordinates, target=target, **numbers)
-    return tuple(x.reshape(weight.shape) for x in found)
+    results = adamw_step(*arrays, factors, keys, coordinates, target=target, **numbers)
+    return tuple(x.reshape(weight.shape) for x in results)
 
 
-def _moments(dtype: Any) -> Any:
+def _moment_dtype(dtype: Any) -> Any:
     try:
         if jnp.issubdtype(jnp.dtype(dtype), jnp.floating) and jnp.dtype(dtype).itemsize > 1:
             return jnp.dtype(dtype)
@@ -178,14 +178,14 @@ def _moments(dtype: Any) -> Any:
 
 
 def _check_numbers(numbers: dict[str, Any]) -> None:
-    for name, given in numbers.items():
-        number = as_real(given)
+    for name, value in numbers.items():
+        number = as_real(value)
         largest = 1.0 if name in ("b1", "b2") else math.inf
         if number is None or not 0 <= number < largest:
             raise ArgumentError(
                 f"{name} of adamw is out of range",
                 expected=f"a number of at least 0{' and below 1' if largest == 1 else ''}",
-                got=f"{name} = {describe(given)}",
+                got=f"{name} = {describe(value)}",
                 fix="leave it out for the usual one",
             )
 

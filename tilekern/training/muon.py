@@ -15,7 +15,7 @@ from tilekern.kernels.matmul import fused_matmul, symmetric_matmul
 
 hide_frames(__file__)
 
-# Jordan et al. 2024: singular values from 0 to 1 tend to 0.7 to 1.2, the small ones in few steps.
+# Jordan et al. 2024: singular values from 0 to 1 tend to 0.7 to 1.2, small values in few steps.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -42,7 +42,7 @@ def newton_schulz(
       target: lower for this target's blocks, e.g. "cpu:xla".
 
     Returns:
-      [*B, M, N] in the dtype of x. A matrix of zeros stays one.
+      [*B, M, N] in the dtype of x. A matrix of zeros stays zero.
 
     Raises:
       tilekern.errors.ArgumentError: x is no matrix of floats, or the steps and coefficients do not fit.
@@ -63,20 +63,20 @@ def newton_schulz(
         fix="reshape other weights into matrices, or use another optimizer for them",
         x=x,
     )
-    each = _each_step(steps, coefficients)
+    triples = _triples(steps, coefficients)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     flip = x.shape[-2] > x.shape[-1]
     y = (x.mT if flip else x).astype(wide)
     norm = jnp.sqrt(jnp.sum(y * y, axis=(-2, -1), keepdims=True))
     y = (y / jnp.maximum(norm, 1e-37)).astype(dtype)
-    for a, b, c in each:
+    for a, b, c in triples:
         gram = symmetric_matmul(y, target=target)
         mixed = symmetric_matmul(gram, gram, scale=c, scale_added=b, target=target)
         y = _added(mixed, y, a, target)
     return (y.mT if flip else y).astype(x.dtype)
 
 
-def _each_step(steps: Any, coefficients: Any) -> list[tuple[float, float, float]]:
+def _triples(steps: Any, coefficients: Any) -> list[tuple[float, float, float]]:
     try:
         several: list[Any] = list(coefficients)
         if all(as_real(number) is not None for number in several):
@@ -99,28 +99,28 @@ def _plus_scaled(product: jax.Array, y: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def _added(mixed: jax.Array, y: jax.Array, a: float, target: str | None) -> jax.Array:
-    """mixed y + a y of matrices with leading dims."""
+    """[*B, M, N]: mixed[*B, M, M] @ y[*B, M, N] + a y."""
 
-    def one(mixed: jax.Array, y: jax.Array) -> jax.Array:
+    def of_matrices(mixed: jax.Array, y: jax.Array) -> jax.Array:
         return fused_matmul(mixed, y, y, jnp.float32(a), epilogue=_plus_scaled, target=target)
 
     for _ in range(y.ndim - 2):
-        one = jax.vmap(one)
-    return one(mixed, y)
+        of_matrices = jax.vmap(of_matrices)
+    return of_matrices(mixed, y)
 
 
 class MuonState(NamedTuple):
-    """What `muon` keeps: the momentum of each weight, in float32."""
+    """The state of `muon`: the momentum of each weight, in float32."""
 
     momentum: Any
 
 
 class Optimizer(NamedTuple):
-    """A pair of functions, as optax's GradientTransformation is: optimizers of this module chain with optax's.
+    """A pair of functions like optax's GradientTransformation, for `optax.chain`.
 
     Attributes:
       init: `init(params)` is the state.
-      update: `update(gradients, state, params)` is the pair of what to add to the weights, and the state.
+      update: `update(gradients, state, params)` is the pair of updates, to add to the weights, and the new state.
     """
 
     init: Callable[[Any], Any]
@@ -186,16 +186,16 @@ def muon(
         def grown(m: jax.Array, gradient: jax.Array) -> jax.Array:
             return momentum * m + gradient.astype(m.dtype)
 
-        kept = jax.tree.map(grown, state.momentum, gradients)
+        momenta = jax.tree.map(grown, state.momentum, gradients)
 
         def step(gradient: jax.Array, m: jax.Array, weight: jax.Array | None = None) -> jax.Array:
             ahead = gradient.astype(m.dtype) + momentum * m if nesterov else m
-            found = newton_schulz(ahead, steps=steps, target=target) * (0.2 * max(m.shape[-2:]) ** 0.5)
+            direction = newton_schulz(ahead, steps=steps, target=target) * (0.2 * max(m.shape[-2:]) ** 0.5)
             if weight_decay and weight is not None:
-                found = found + weight_decay * weight.astype(found.dtype)
-            return (-learning_rate * found).astype(gradient.dtype)
+                direction = direction + weight_decay * weight.astype(direction.dtype)
+            return (-learning_rate * direction).astype(gradient.dtype)
 
-        others = () if params is None else (params,)
-        return jax.tree.map(step, gradients, kept, *others), MuonState(kept)
+        weights = () if params is None else (params,)
+        return jax.tree.map(step, gradients, momenta, *weights), MuonState(momenta)
 
     return Optimizer(init, update)

@@ -1,4 +1,4 @@
-"""Losses of policies on the log probabilities of tokens, without logits in memory: those are of `cross_entropy`."""
+"""Losses of policies on the log probabilities of tokens, by `cross_entropy`, without logits in memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def token_log_probabilities(
 ) -> jax.Array:
     """The log probability of each token's label under softmax(hidden @ weight / temperature).
 
-    Derivatives of any order, and no logits in memory at any: see `tilekern.kernels.cross_entropy.cross_entropy`, whose
-    loss is the negative of this.
+    It has derivatives of any order, and never logits in memory. It is the negative of the loss of
+    `tilekern.kernels.cross_entropy.cross_entropy`.
 
     Args:
       hidden: [*B, D], float32, bfloat16, float16 or float64.
@@ -49,8 +49,8 @@ def token_log_probabilities(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from tilekern.training import token_log_probabilities
-      >>> found = token_log_probabilities(jnp.ones((1, 3, 8)), jnp.zeros((8, 1000)), jnp.array([[7, 999, -100]]))
-      >>> found.sum(axis=1)  # of the sequence: -2 ln 1000
+      >>> log_p = token_log_probabilities(jnp.ones((1, 3, 8)), jnp.zeros((8, 1000)), jnp.array([[7, 999, -100]]))
+      >>> log_p.sum(axis=1)  # of the sequence: -2 ln 1000
       Array([-13.815511], dtype=float32)
     """
     loss = cross_entropy(
@@ -70,8 +70,8 @@ class Preferences(NamedTuple):
 
     Attributes:
       loss: of each pair.
-      chosen_reward: β (log probability - that of the reference) of the better answer, without a gradient.
-      rejected_reward: of the worse answer. A pair is ranked as people rank it where the chosen reward is greater.
+      chosen_reward: β (chosen - reference_chosen), of the better answer, without a gradient.
+      rejected_reward: of the worse answer. The model ranks a pair as people do if the chosen reward is greater.
     """
 
     loss: jax.Array
@@ -100,7 +100,7 @@ def dpo_loss(
         if answers of different lengths are to count alike.
       rejected: [*B], of each worse answer.
       reference_chosen: [*B], of the better answer under the model before training. A constant under differentiation.
-      reference_rejected: [*B], of the worse answer under it.
+      reference_rejected: [*B], of the worse answer under the model before training.
       beta: β, how much the model is held to the reference; a number above 0.
       label_smoothing: ε from 0 to 1/2.
 
@@ -119,19 +119,19 @@ def dpo_loss(
       >>> dpo_loss(chosen, rejected, chosen, rejected).loss  # ln 2: as likely as under the reference
       Array(0.6931472, dtype=float32)
     """
-    given = {
+    arrays = {
         "chosen": chosen,
         "rejected": rejected,
         "reference_chosen": reference_chosen,
         "reference_rejected": reference_rejected,
     }
-    fits = all(map(is_float, given.values())) and len({x.shape for x in given.values()}) == 1
+    fits = all(map(is_float, arrays.values())) and len({x.shape for x in arrays.values()}) == 1
     require(
         fits,
         "dpo_loss",
         expected="float arrays [*B] of one shape, a log probability for each answer",
         fix="sum those of tokens: token_log_probabilities(...).sum(axis=-1)",
-        **given,
+        **arrays,
     )
     if not _between(beta, 0, jnp.inf) or beta == 0:
         raise _wrong("dpo_loss", "beta", "a number above 0", beta, "0.1 is usual")
@@ -164,16 +164,17 @@ def grpo_loss(
 
     Args:
       log_probabilities: [*B, T], of the tokens of sampled answers: `token_log_probabilities`.
-      advantages: [*B], one for each answer, or [*B, T]. In a group of answers to a question, the reward minus their
-        mean, over their standard deviation; a constant under differentiation.
-      old: [*B, T], of the policy that sampled the answers. None: it is still the same, and r is 1 and has a gradient.
+      advantages: [*B], one for each answer, or [*B, T]: (reward - mean) / standard deviation in a group of answers to a
+        question; a constant under differentiation.
+      old: [*B, T], of the policy that sampled the answers. None: the policy has not changed, and r is 1 and has a
+        gradient.
       reference: [*B, T], of the model before training; None leaves the distance out.
       beta: β, the factor of the distance; needs a `reference` unless it is 0.
       clip: ε, or the pair ε₁ in [0, 1] below and ε₂ ≥ 0 above.
 
     Returns:
-      loss[*B, T] for each token. Average it over the tokens that count: those of an answer and then answers (GRPO), all
-      tokens (DAPO), or by a constant length (Dr. GRPO, https://arxiv.org/abs/2503.20783). Tokens of the prompt, with
+      loss[*B, T] for each token. Average over the tokens of an answer and then over answers (GRPO), over all tokens
+      (DAPO), or by a constant length (Dr. GRPO, https://arxiv.org/abs/2503.20783). Tokens of the prompt, with
       the label `ignore_index` of `token_log_probabilities`, have no gradient, but a loss: leave them out of the mean.
 
     Raises:
@@ -189,9 +190,9 @@ def grpo_loss(
       >>> jax.value_and_grad(loss)(hidden)[0]
       Array(0., dtype=float32)
     """
-    given = {"log_probabilities": log_probabilities, "advantages": advantages}
-    given |= {name: x for name, x in (("old", old), ("reference", reference)) if x is not None}
-    fits = all(map(is_float, given.values())) and log_probabilities.ndim > 0
+    arrays = {"log_probabilities": log_probabilities, "advantages": advantages}
+    arrays |= {name: x for name, x in (("old", old), ("reference", reference)) if x is not None}
+    fits = all(map(is_float, arrays.values())) and log_probabilities.ndim > 0
     fits = fits and all(x is None or x.shape == log_probabilities.shape for x in (old, reference))
     fits = fits and advantages.shape in (log_probabilities.shape, log_probabilities.shape[:-1])
     require(
@@ -199,7 +200,7 @@ def grpo_loss(
         "grpo_loss",
         expected="float arrays: log_probabilities, old and reference [*B, T], advantages [*B] or [*B, T]",
         fix="one advantage for each answer, or for each token",
-        **given,
+        **arrays,
     )
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
     if not _between(low, 0, 1) or not _between(high, 0, jnp.inf):
@@ -229,6 +230,6 @@ def _between(value: Any, low: float, high: float) -> bool:
     return number is not None and low <= number <= high and number != jnp.inf
 
 
-def _wrong(function: str, name: str, expected: str, given: Any, fix: str) -> ArgumentError:
-    what = f"the {name} of {function} is out of range"
-    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)
+def _wrong(function: str, name: str, expected: str, value: Any, fix: str) -> ArgumentError:
+    summary = f"the {name} of {function} is out of range"
+    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)
