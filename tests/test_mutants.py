@@ -125,13 +125,13 @@ def test_every_file_has_a_room() -> None:
 
 RECORDED = Reach(
     [
-        Recorded("tests/ir/test_a.py::near", 0.1, {"tilekern/ir/a.py": 0b0100}, starts=False, passed=True),
-        Recorded("tests/lang/test_b.py::far", 0.1, {"tilekern/ir/a.py": 0b1100}, starts=False, passed=True),
-        Recorded("tests/ir/test_a.py::dear", 9.0, {"tilekern/ir/a.py": 0b0100}, starts=False, passed=True),
-        Recorded("tests/ir/test_a.py::broken", 0.1, {"tilekern/ir/a.py": 0b0100}, starts=False, passed=False),
-        Recorded("tests/test_c.py::starts", 0.1, {}, starts=True, passed=True),
-        Recorded("tests/test_c.py::other", 0.1, {"tilekern/lang/b.py": 1}, starts=False, passed=True),
-        Recorded("tests/meshes/test_d.py::divided", 0.1, {"tilekern/ir/a.py": 0b0100}, starts=False, passed=True),
+        Recorded("tests/ir/test_a.py::near", 0.1, {"tilekern/ir/a.py": 0b0100}),
+        Recorded("tests/lang/test_b.py::far", 0.1, {"tilekern/ir/a.py": 0b1100}),
+        Recorded("tests/ir/test_a.py::dear", 9.0, {"tilekern/ir/a.py": 0b0100}),
+        Recorded("tests/ir/test_a.py::broken", 0.1, {"tilekern/ir/a.py": 0b0100}, passed=False),
+        Recorded("tests/test_c.py::starts", 0.1, starts=True),
+        Recorded("tests/test_c.py::other", 0.1, {"tilekern/lang/b.py": 1}),
+        Recorded("tests/meshes/test_d.py::divided", 0.1, {"tilekern/ir/a.py": 0b0100}),
     ],
     {
         "tilekern/ir/a.py": "def f(x):\n    x = g(x)\n    return x\n",
@@ -163,10 +163,10 @@ def test_code_of_a_module_is_reached_by_the_tests_of_its_file_or_of_those_that_i
 
 def test_batches_hold_all_tests_and_those_on_devices_are_alone() -> None:
     names = [*(f"tests/test_{n // 20}.py::{n}" for n in range(200)), "tests/meshes/test_a.py::a", "tests/test_z.py::z"]
-    tests = [Recorded(name, 1.0, {}, starts=False, passed=True) for name in names]
+    tests = [Recorded(name, 1.0) for name in names]
     found = list(matrix.batches(tests))
     assert [test for batch in found for test in batch] == tests
-    assert [len(batch) for batch in found][:2] == [14, 59]
+    assert [len(batch) for batch in found][:2] == [5, 29]
     assert ["tests/meshes/test_a.py::a"] in [[test.name for test in batch] for batch in found]
 
 
@@ -198,9 +198,11 @@ def test_runs_are_recorded_and_events_say_how_tests_ended(tmp_path: Path) -> Non
         "test_large": (0b01100, True),
         "test_wrong": (0b10100, False),
     }
-    tests = [*recorded.tests, Recorded("tests/test_a.py::test_ends", 0.1, {}, starts=False, passed=True)]
+    tests = [*recorded.tests, Recorded("tests/test_a.py::test_ends", 0.1)]
     passed, failed = matrix.Tree(tmp_path).outcomes(tests[1:])
     assert (passed, failed) == (["tests/test_a.py::test_large"], ["tests/test_a.py::test_wrong", tests[-1].name])
+    whole = matrix.whole_files(tests[:1])
+    assert matrix.Tree(tmp_path).outcomes(whole) == ([test.name for test in tests[:2]], failed)
     (tmp_path / "tilekern" / "a.py").write_text("(")
     assert matrix.Tree(tmp_path).outcomes(tests) == ([], ["collection"])
 
@@ -211,9 +213,9 @@ def test_a_summary_counts_and_names_survivors(tmp_path: Path) -> None:
         ["tests/ir/test_a.py::dear"],
         ["tests/ir/test_a.py::dear", "tests/ir/test_a.py::near"],
     )
-    rows[2].verdict = "survives"
+    rows[1].suite, rows[2].verdict = "test-full", "survives"
     text = "\n".join(summary(rows, RECORDED))
-    assert "| ir | 3 | 2 | 0 | 1 | 0 |" in text
+    assert "| ir | 3 | 1 | 1 | 0 | 1 | 0 |" in text
     assert "survives: tilekern/ir/a.py:f:drop:2 line 2: 'x' -> 'pass'" in text
     assert "| tests/ir/test_a.py | 9 | 2 | 2 |" in text
     assert "| tests/ir/test_a.py::dear | 9.0 | 2 | 1 |" in text

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--drawn", type=int, metavar="N", help="N drawn faults, instead of those by hand")
     made.add_argument("--results", type=Path, metavar="FILE", help="a line of JSON for each drawn fault")
     made.add_argument("--limit", type=float, default=900, metavar="S", help="seconds of tests for a drawn fault")
+    made.add_argument("--full", action="store_true", help="run the tests of `make test-full`, for faults that survive")
     made.add_argument("--summary", action="store_true", help="sum up the results, and run nothing")
     given = made.parse_args(arguments)
     if given.record:
@@ -66,7 +67,8 @@ def _drawn(given: argparse.Namespace) -> int:
         for fault in faults:
             print(f"{fault.name} line {fault.line}\n  - {fault.before}\n  + {fault.after}")
     else:
-        matrix.run(faults, reach.read(), given.results, given.jobs, given.limit)
+        suite = "test-full" if given.full else "test"
+        matrix.run(faults, reach.read(), given.results, given.jobs, given.limit, suite)
     return 0
 
 

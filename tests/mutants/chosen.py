@@ -1,7 +1,8 @@
 """A plugin of pytest that runs chosen tests, and writes what becomes of each as soon as it is known.
 
-`--chosen FILE` holds the names of the tests, a line each. `--events FILE` gets a line of JSON when a test starts, and
-when it ends. Hypothesis does not shrink failing examples: that takes minutes, and one failure is as good as another.
+`--chosen FILE` holds the names of tests, or of files for all of their tests, a line each. `--events FILE` gets a line
+of JSON when a test starts, and when it ends. Hypothesis does not shrink failing examples: that takes minutes, and one
+failure is as good as another.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Set up Hypothesis, after `tests/conftest.py` has."""
-    parent = settings.get_profile("ci")
+    parent = settings.get_profile(str(config.getoption("--hypothesis-profile") or "ci"))
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("chosen", parent=parent, phases=phases, report_multiple_bugs=False)
     settings.load_profile("chosen")
@@ -66,5 +67,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = path.read_text().splitlines()
     files = {name.partition("::")[0]: n for n, name in reversed(list(enumerate(chosen)))}
     names = set(chosen)
-    kept = [item for item in items if item.nodeid in names]
-    items[:] = sorted(kept, key=lambda item: files[item.nodeid.partition("::")[0]])
+    file_of = {item: item.nodeid.partition("::")[0] for item in items}
+    kept = [item for item in items if item.nodeid in names or file_of[item] in names]
+    items[:] = sorted(kept, key=lambda item: files[file_of[item]])

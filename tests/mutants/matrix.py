@@ -42,6 +42,9 @@ _KILLS = 25
 _CONFIRMED = 3
 """The number of killers up to which they are run again without the fault."""
 
+_WHOLE = 6.0
+"""The seconds of all tests of a file, as a multiple of those of the ordinary run."""
+
 _MEMORY = 12 << 30
 """Bytes that the processes of a batch may have each: a fault may ask for all of the machine."""
 
@@ -62,6 +65,7 @@ class Row:
       before: the text that it replaces.
       after: the faulty text.
       verdict: "killed", "survives", or "open" if the limit left tests out.
+      suite: "test" for the tests of `make test`, "test-full" if these find nothing, and those of `make test-full` ran.
       killers: the tests that fail.
       passed: how many tests that reach the fault passed with it.
       reached: how many tests reach it.
@@ -73,6 +77,7 @@ class Row:
     before: str
     after: str
     verdict: str = "open"
+    suite: str = "test"
     killers: list[str] = field(default_factory=list[str])
     passed: int = 0
     reached: int = 0
@@ -85,10 +90,11 @@ def rows(results: Path) -> list[Row]:
     return list({row["fault"]: Row(**row) for row in map(json.loads, lines)}.values())
 
 
-def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: float) -> None:
-    """Append a row for each fault that has none yet, or whose row is open."""
-    known = {row.fault for row in rows(results) if row.verdict != "open"}
-    waiting = [fault for fault in faults if fault.name not in known]
+def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: float, suite: str) -> None:
+    """Append a row for each fault that has none yet, or whose row is open; of "test-full", for those that survive."""
+    known = {row.fault: row for row in rows(results)}
+    waits = ("survives",) if suite == "test-full" else ("", "open")
+    waiting = [f for f in faults if (known[f.name].verdict if f.name in known else "") in waits]
     with tempfile.TemporaryDirectory(prefix="tilekern-matrix-") as directory, ThreadPoolExecutor(jobs) as pool:
         trees = [Tree(Path(directory) / str(n)) for n in range(jobs)]
         for tree in trees:
@@ -96,7 +102,7 @@ def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: f
 
         def one(fault: Edit) -> None:
             tree = trees.pop()
-            row = _row(fault, reach, tree, limit)
+            row = _row(fault, reach, tree, limit, suite)
             trees.append(tree)
             with results.open("a") as file:
                 print(json.dumps(asdict(row)), file=file)
@@ -106,10 +112,12 @@ def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: f
         list(pool.map(one, waiting))
 
 
-def _row(fault: Edit, reach: Reach, tree: Tree, limit: float) -> Row:
+def _row(fault: Edit, reach: Reach, tree: Tree, limit: float, suite: str) -> Row:
     """Run the tests of a fault."""
-    row, began, ran = Row(fault.name, fault.line, fault.before, fault.after), time.monotonic(), 0.0
+    row, began, ran = Row(fault.name, fault.line, fault.before, fault.after, suite=suite), time.monotonic(), 0.0
     tests = reaching(fault, reach, (tree.path / fault.file).read_text())
+    if suite == "test-full":
+        tests = whole_files(tests)
     seconds = {test.name: test.seconds for test in tests}
     row.reached = len(tests)
     tree.plant(fault)
@@ -117,7 +125,7 @@ def _row(fault: Edit, reach: Reach, tree: Tree, limit: float) -> Row:
         for batch in batches(tests):
             if ran > limit:
                 break
-            passed, failed = tree.outcomes(batch)
+            passed, failed = tree.outcomes(batch, suite)
             row.passed += len(passed)
             row.killers += failed
             ran += sum(test.seconds for test in batch)
@@ -127,9 +135,9 @@ def _row(fault: Edit, reach: Reach, tree: Tree, limit: float) -> Row:
             row.verdict = "survives"
     finally:
         tree.restore(fault)
-    again = [test for test in tests if test.name in row.killers]
+    again = [Recorded(name, seconds.get(name, 20.0)) for name in row.killers if "::" in name]
     if 0 < len(again) <= _CONFIRMED:
-        row.killers = [name for name in row.killers if name not in tree.outcomes(again)[1]]
+        row.killers = [name for name in row.killers if name not in tree.outcomes(again, suite)[1]]
     row.verdict = "killed" if row.killers else row.verdict
     row.seconds = round(time.monotonic() - began, 1)
     return row
@@ -157,6 +165,14 @@ def reaching(fault: Edit, reach: Reach, text: str) -> list[Recorded]:
         key=lambda test: (test.name not in reaches and test.starts, _dear(test), -_nearness(test.file, fault.file),
                           totals[test.file], test.file),
     )  # fmt: skip
+
+
+def whole_files(tests: Sequence[Recorded]) -> list[Recorded]:
+    """The files of tests, each in the place of all of its tests, the slow ones included."""
+    seconds = defaultdict[str, float](float)
+    for test in tests:
+        seconds[test.file] += test.seconds
+    return [Recorded(file, _WHOLE * total) for file, total in seconds.items()]
 
 
 def _dear(test: Recorded) -> bool:
@@ -210,13 +226,14 @@ class Tree:
         shutil.copy2(ROOT / fault.file, self.path / fault.file)
         shutil.rmtree(self.path / "build", ignore_errors=True)
 
-    def outcomes(self, tests: Sequence[Recorded]) -> tuple[list[str], list[str]]:
+    def outcomes(self, tests: Sequence[Recorded], suite: str = "test") -> tuple[list[str], list[str]]:
         """The names of the tests that pass, and of those that fail, hang, or end the process."""
         chosen, events = self.path / "chosen.txt", self.path / "events.json"
         chosen.write_text("".join(f"{test.name}\n" for test in tests))
         events.write_text("")
         files = list(dict.fromkeys(test.file for test in tests))
-        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=no", f"--maxfail={_KILLS}", "-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=no", f"--maxfail={_KILLS}"]
+        command += ["--hypothesis-profile=full", "--sweep", "all"] if suite == "test-full" else ["-m", "not slow"]
         command += ["-p", "no:cacheprovider", "-p", "tests.mutants.chosen", "--chosen", str(chosen)]
         command += ["--events", str(events), *files]
         environment = {**os.environ, "PYTHONPATH": str(self.path)}
@@ -247,7 +264,8 @@ def _wait(process: subprocess.Popen[bytes], events: Path, seconds: dict[str, flo
         last = events.read_text().rstrip("\n").rpartition("\n")[2]
         test = json.loads(last)["test"] if last.endswith("}") else ""
         # Before the first test, pytest collects.
-        if time.time() - events.stat().st_mtime > max(120.0, 15 * seconds.get(test, 20.0)):
+        usual = seconds.get(test, seconds.get(test.partition("::")[0], 20.0))
+        if time.time() - events.stat().st_mtime > max(120.0, 15 * usual):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return True

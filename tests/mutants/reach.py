@@ -1,8 +1,8 @@
 """The tests that reach a line: recorded by a plugin of pytest, and read from the files that it writes.
 
 Each process of a run, those of `tests/test_meshes.py` included, writes one file into `FOLDER`, a line of JSON a test:
-its name, its seconds of the processor, the lines of the package that it ran, whether it started a process, and whether
-it passed. Code that tests run in other processes is not seen.
+its name, its seconds of the processor, the lines of the package that it ran, whether it started a process of Python,
+and whether it passed. Code that tests run in other processes is not seen.
 
 The lines come from `sys.monitoring`: the first time that a test comes to a line costs a call, each further time none.
 """
@@ -44,15 +44,15 @@ class Recorded:
       name: pytest's, such as `tests/test_cache.py::test_hit`.
       seconds: of the processor, of all threads and of the processes that it started and that ended.
       lines: for each file, bit n is set where the test ran line n.
-      starts: True if it started a process.
+      starts: True if it started a process of Python.
       passed: False if it failed without any fault.
     """
 
     name: str
     seconds: float
-    lines: dict[str, int]
-    starts: bool
-    passed: bool
+    lines: dict[str, int] = field(default_factory=dict[str, int])
+    starts: bool = False
+    passed: bool = True
 
     @property
     def file(self) -> str:
@@ -182,7 +182,7 @@ class Recorder:
         return sys.monitoring.DISABLE
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        self._starts = self._starts or event == "subprocess.Popen"
+        self._starts = self._starts or (event == "subprocess.Popen" and "python" in str(arguments[0] or arguments[1]))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

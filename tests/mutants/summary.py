@@ -16,13 +16,13 @@ def summary(rows: Sequence[Row], reach: Reach) -> Iterator[str]:
     rooms = {
         room: [row for row in rows if room_of(row.fault) == room] for room in map(room_of, (r.fault for r in rows))
     }
-    yield "| room | faults | killed | equivalent | survive | open |"
-    yield "|---|---|---|---|---|---|"
+    yield "| room | faults | killed by `make test` | by `make test-full` alone | equivalent | survive | open |"
+    yield "|---|---|---|---|---|---|---|"
     for room, those in [*sorted(rooms.items()), ("all", list(rows))]:
         verdicts = Counter(_verdict(row) for row in those)
-        figures = (verdicts[v] for v in ("killed", "equivalent", "survives", "open"))
+        figures = (verdicts[v] for v in ("killed", "killed by test-full", "equivalent", "survives", "open"))
         yield f"| {room} | {len(those)} | {' | '.join(map(str, figures))} |"
-    for verdict in ("survives", "open"):
+    for verdict in ("killed by test-full", "survives", "open"):
         for row in rows:
             if _verdict(row) == verdict:
                 yield f"{verdict}: {row.fault} line {row.line}: {row.before!r} -> {row.after!r} ({row.passed} passed)"
@@ -33,7 +33,9 @@ def summary(rows: Sequence[Row], reach: Reach) -> Iterator[str]:
 
 
 def _verdict(row: Row) -> str:
-    return "equivalent" if row.verdict != "killed" and row.fault in EQUIVALENT else row.verdict
+    if row.verdict == "killed":
+        return "killed" if row.suite == "test" else "killed by test-full"
+    return "equivalent" if row.fault in EQUIVALENT else row.verdict
 
 
 def _tests(rows: Sequence[Row], reach: Reach) -> Iterator[str]:
