@@ -1,4 +1,4 @@
-"""For all tests: JAX on the CPU, the same random examples on every run, samples of sweeps, the longest files first."""
+"""For all tests: JAX on CPUs, the same random examples on every run, samples of sweeps, the longest files first."""
 
 import gc
 import os
@@ -19,6 +19,17 @@ from tests import durations, sweeps
 
 # Millions of objects live as long as the process, and JAX adds work of its own to each collection: fewer of them.
 gc.set_threshold(10_000, 10, 10)
+
+# Tests of meshes take up to 8 devices, all others the first one. Processes that tests start have their own number.
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    jax.config.update("jax_num_cpu_devices", 8)
+
+# References are compiled many times: for each backend, after each `jax.clear_caches`, and in the next run. Each process
+# has a folder of its own, for JAX writes an entry in the open. An entry that is cut off is compiled again.
+_COMPILED = Path(os.environ["XDG_CACHE_HOME"]) / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+jax.config.update("jax_compilation_cache_dir", str(_COMPILED))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The first example of a shape compiles, so times say nothing about the code under test.
 settings.register_profile(

@@ -84,6 +84,7 @@ def derived(name: str, dtype: str, target: str) -> list[TileFamily]:
 @pytest.mark.sweep(6)
 @targets
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.slow
 def test_derivatives_of_the_library_compile(name: str, target: str) -> None:
     for family in derived(name, "bfloat16", target):
         assert cast(Any, family.lowered(resolve(target))).compile().asm

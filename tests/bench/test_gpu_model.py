@@ -447,6 +447,7 @@ def test_a_compiled_matmul() -> None:
 
 
 @needs_clusters
+@pytest.mark.slow
 def test_a_compiled_product_on_clusters() -> None:
     pytest.importorskip("triton", reason="needs triton")
     x = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16)

@@ -97,6 +97,7 @@ def kernels(*names: str) -> list[Estimate]:
     return [one for made in found(*names) for one in made if one.pallas]
 
 
+@pytest.mark.slow
 def test_bundles_grow_with_the_grid() -> None:
     four, eight, twelve = (made.bundles for made in kernels("copy 4", "copy 8", "copy 12"))
     assert 4 * 128 < four < eight and eight - four == twelve - eight
@@ -131,6 +132,7 @@ def test_each_step_loops_as_its_own_word_says() -> None:
     assert mixed == pytest.approx(one, abs=two - one)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_active_costs_less() -> None:
     two, three, four = kernels("guarded 2", "guarded 3", "guarded 4")
     assert three.bundles - two.bundles == four.bundles - three.bundles > 0
@@ -162,6 +164,7 @@ def test_a_program_that_does_not_compile_says_why() -> None:
         estimate("fn = nothing", "v5e")
 
 
+@pytest.mark.slow
 def test_a_loop_of_xla_counts_as_often_as_it_runs() -> None:
     shape = (1024, 1024), "float32"
     fifty, hundred = (estimate(call(f"{__name__}:repeated", [shape], times=n), "v5e") for n in (50, 100))

@@ -238,6 +238,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("kind", LONG)
+@pytest.mark.slow
 def test_reading_and_writing_takes_linear_time(kind: str) -> None:
     def seconds(n: int) -> float:
         text = f"func @f(%x: ref<f32[9], in>) {{ grid %i in i[3 by 1]\n{LONG[kind](n)}\n}}"

@@ -57,13 +57,13 @@ def _sweep(item: pytest.Item) -> pytest.MarkDecorator | None:
     if not backend or (backend in ("xla", "llvm") and item.get_closest_marker("one_backend")):
         return None
     if backend in ("triton", "mosaic"):
-        return pytest.mark.sweep(16)
+        return pytest.mark.sweep(24)
     if item.originalname in ("test_floats", "test_small_cases"):
-        return pytest.mark.sweep(8)
+        return pytest.mark.sweep(12)
     if item.get_closest_marker("sweep"):
         return pytest.mark.sweep(4)
     function, _, case = item.nodeid.partition("[")
-    return pytest.mark.sweep(8, among=f"{function}[{case.replace(backend, '', 1)}")
+    return pytest.mark.sweep(12, among=f"{function}[{case.replace(backend, '', 1)}")
 
 
 # Compared as text, which is many times as fast: pytest asks for tens of thousands of tests.

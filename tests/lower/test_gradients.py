@@ -67,6 +67,7 @@ def lowered(name: str, target: str) -> list[Any]:
 @pytest.mark.sweep(8)
 @all_cases
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
+@pytest.mark.slow
 def test_no_program_of_a_gpu_spills(name: str, target: str) -> None:
     pytest.importorskip("triton", reason="needs triton")
     for lowering in lowered(name, target):

@@ -109,6 +109,7 @@ def test_gradients(devices: int, check: bool, dtype: Any) -> None:
     agree(jax.jit(gradients(mapped(devices, check)))(*arrays), gradients(naive), *arrays, factor=3)
 
 
+@pytest.mark.slow
 def test_second_order_in_both_modes() -> None:
     def seconds(call: Callable[..., Any]) -> Callable[..., Any]:
         slope = jax.grad(lambda *a: jnp.sin(call(*a)).sum(), tuple(range(5)))

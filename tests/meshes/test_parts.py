@@ -39,6 +39,9 @@ from tilekern.kernels.swiglu import reference as gated
 from tilekern.kernels.swiglu import swiglu
 from tilekern.testing import assert_close, in_float64
 
+# Divided kernels are the first thing to look at with another version of JAX.
+pytestmark = pytest.mark.smoke
+
 MESHES = {kind: jax.make_mesh((2, 4), ("a", "b"), (getattr(AxisType, kind),) * 2) for kind in ("Auto", "Explicit")}
 MESHES["both"] = jax.make_mesh((2, 4), ("a", "b"), (AxisType.Auto, AxisType.Explicit))
 MESH = MESHES["Explicit"]

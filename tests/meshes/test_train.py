@@ -22,7 +22,7 @@ TINY = Config(layers=2, width=32, heads=4, kv_heads=2, hidden=48, length=32, bat
         ("data=2,model=2,sequence=2", {}),
         ("model=2,data=4", {}),
         ("sequence=2,model=2", {"attention": "ulysses"}),
-        ("data=2,model=2,sequence=2", {"experts": 4}),
+        pytest.param("data=2,model=2,sequence=2", {"experts": 4}, marks=pytest.mark.slow),
     ],
     ids=["ring", "no sequence", "ulysses", "experts"],
 )

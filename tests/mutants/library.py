@@ -14,7 +14,7 @@ MUTANTS = (
         "tilekern/_meshes.py",
         "return _varying(value, missing) if missing else value",
         "return value",
-        ("tests/test_meshes.py",),
+        ("tests/meshes",),
     ),
     Mutant(
         "ragged_dot: the first row of a group is the last of the one before",

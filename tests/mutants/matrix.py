@@ -48,8 +48,8 @@ _WHOLE = 6.0
 _MEMORY = 12 << 30
 """Bytes that the processes of a batch may have each: a fault may ask for all of the machine."""
 
-# Tests that run others in processes, and those that look at the text of the package.
-_LEFT_OUT = ("tests/test_meshes.py", "tests/test_mutants.py", "tests/test_durations.py")
+# Tests that look at the text of the package, or at mutants.
+_LEFT_OUT = ("tests/test_mutants.py", "tests/test_durations.py")
 
 # Code that runs in a process which one test starts and many use: the code that talks to it.
 _SERVED = {"tilekern/lower/triton/interpreter/": "tilekern/lower/triton/interpret.py"}
@@ -197,17 +197,13 @@ def batches(tests: Sequence[Recorded]) -> Iterator[list[Recorded]]:
     for test in tests:
         # A file costs a moment to collect.
         cost = test.seconds + 0.1 * (not batch or batch[-1].file != test.file)
-        if batch and (seconds + cost > size or _on_devices(batch[-1]) != _on_devices(test)):
+        if batch and seconds + cost > size:
             yield batch
             size, batch, seconds = next(sizes, _BATCHES[-1]), [], 0.0
         batch.append(test)
         seconds += cost
     if batch:
         yield batch
-
-
-def _on_devices(test: Recorded) -> bool:
-    return test.name.startswith("tests/meshes/")
 
 
 @dataclass(frozen=True)
@@ -238,8 +234,6 @@ class Tree:
         command += ["--events", str(events), *files]
         environment = {**os.environ, "PYTHONPATH": str(self.path)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        if _on_devices(tests[0]):
-            environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
         process = subprocess.Popen(
             command,
             cwd=self.path,

@@ -80,6 +80,7 @@ def test_long_programs_with_terms_fit_hopper(width: int, causal: bool, term: str
     ("case", "feature", "target"),
     ALL,
 )
+@pytest.mark.slow
 def test_values_and_gradients_compile(case: str, feature: str, target: str) -> None:
     """And no kernel for a GPU spills more than a few registers."""
     found = NAMED[case]

@@ -92,6 +92,7 @@ MODES = {"forward": along, "reverse": against}
 @pytest.mark.sweep(4)
 @pytest.mark.one_backend
 @pytest.mark.parametrize("names", [("forward",), ("reverse",), ("forward", "reverse"), ("reverse", "reverse")], ids=str)
+@pytest.mark.slow
 def test_derivatives_are_differences(names: tuple[str, ...]) -> None:
     """Of the last derivative but one, along the same direction; fourth order in the step, so errors are about 1e-9."""
     pytest.importorskip("llvmlite", reason="needs llvmlite")

@@ -249,6 +249,7 @@ def biased(slopes: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
 @pytest.mark.parametrize(
     "mode", ["reverse over reverse", *(pytest.param(mode, marks=pytest.mark.slow) for mode in list(SECOND)[1:])]
 )
+@pytest.mark.slow
 def test_second_derivatives_of_slopes_with_many_features(mode: str) -> None:
     """Grouped heads, a window, a softcap, sinks, slopes, a traced offset; checkpointed by names, mapped and scanned."""
     pytest.importorskip("llvmlite", reason="needs llvmlite")

@@ -169,6 +169,7 @@ def attends(options: dict[str, Any], b: int, n: int, i: int, j: int) -> bool:
 
 @settings(max_examples=settings().max_examples // 12)  # each compiles many programs
 @given(features("float64", longest=5))
+@pytest.mark.slow
 def test_derivatives_are_finite_differences(featured: Featured) -> None:
     check_derivatives(featured, modes=("fwd", "rev"))
 

@@ -82,6 +82,7 @@ def test_gradients_of_decays_of_channels(dtype: str) -> None:
     check_gradients(partial(gated_delta_rule, block_t=16, block_v=8), reference, arrays)
 
 
+@pytest.mark.slow
 def test_packed_sequences_with_decays_of_channels() -> None:
     arrays, ids = by_channel(problem(25), strong=True), packed(25)
     check_call(arrays, segment_ids=ids, block_t=8)
@@ -197,6 +198,7 @@ def test_decays_of_channels_in_programs_of_several_heads(dtype: str, strong: boo
     check(lambda *a: ours(*a, None), reference, by_channel(problem(37, dtype), strong=strong))
 
 
+@pytest.mark.slow
 def test_gradients_of_decays_of_channels_in_programs_of_several_heads() -> None:
     ids = packed(25)
     ours = partial(delta_rule_by_channel, heads=2, block_t=8, block_v=12)

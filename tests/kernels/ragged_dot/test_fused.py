@@ -132,6 +132,7 @@ def test_gradients() -> None:
 
 
 @pytest.mark.one_backend
+@pytest.mark.slow
 def test_second_derivatives() -> None:
     given = problem()
 

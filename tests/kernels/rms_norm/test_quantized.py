@@ -79,6 +79,7 @@ def test_derivatives_take_the_results_as_constants() -> None:
 @every_dtype
 @pytest.mark.parametrize("block", [None, 128])
 @pytest.mark.parametrize("target", ["cuda:sm_90", "tpu:v5e"])
+@pytest.mark.slow
 def test_compiles_without_spills(target: str, dtype: str, block: int | None) -> None:
     pytest.importorskip("triton" if target.startswith("cuda") else "libtpu", reason=f"compiles for {target}")
     x, weight = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), jax.ShapeDtypeStruct((4096,), jnp.bfloat16)

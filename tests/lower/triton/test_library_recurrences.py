@@ -26,6 +26,7 @@ SPILLS = {"mamba2_130m": 576, "square": 784, "qwen3_next": 400}
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", SPILLS)
+@pytest.mark.slow
 def test_gradients_spill_no_more_than_they_did(name: str) -> None:
     """Compiling also refuses a program with too much shared memory."""
     pytest.importorskip("triton", reason="needs triton")

@@ -48,6 +48,7 @@ def call_of_a_kernel(factor: float) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_kernels_take_no_more_memory_the_more_there_were() -> None:
     if not Path("/proc/self/maps").exists():
         pytest.skip("needs /proc")

@@ -116,7 +116,7 @@ SHAPED: dict[str, Func] = {
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("name", SHAPED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("sorted" in n)) for n in SHAPED])
 def test_tiles_of_any_rank(name: str) -> None:
     """They compile, and mean the same in interpret mode."""
     original = SHAPED[name]

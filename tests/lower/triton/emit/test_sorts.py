@@ -82,6 +82,7 @@ def wide(kind: Any, names: str, **attributes: int) -> Func:
 
 @pytest.mark.parametrize("func", [wide(Sort, "f32 i32", pick=1), wide(TopK, "f32", k=8)], ids=["sort", "top_k"])
 @pytest.mark.parametrize("chip", [pytest.param("cuda:sm_80", marks=pytest.mark.slow), "cuda:sm_90", "cuda:sm_100"])
+@pytest.mark.slow
 def test_wide_lines_stay_in_registers(func: Func, chip: str) -> None:
     """The code of each of the ten distances is there once; an unrolled network takes minutes to compile, and spills."""
     binary = compile_program(program_of(func, chip), CHIPS[chip])

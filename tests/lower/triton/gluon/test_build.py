@@ -179,6 +179,7 @@ MORE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+@pytest.mark.slow
 def test_machine_code_is_as_planned(name: str) -> None:
     """No spills; no product waits for another (C7515); copies, and registers handed over, are there."""
     pytest.importorskip("triton", reason="needs triton")

@@ -49,6 +49,7 @@ def launches(calls: list[Call], name: str = "") -> list[Call]:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_the_driver_refuses_nothing() -> None:
     steps = recorded(90)
     assert not [call for calls in steps.values() for call in calls if call.get("status")]
