@@ -24,8 +24,13 @@ from tilekern.lower.llvm.runtime.machine import LEVELS, SETTING, Machine, at_lev
 
 ROOT = Path(__file__).parents[1]
 
-LLVM_SAMPLE = ("emit", "gemm", "legalize", "math", "plan", "test_determinism.py", "test_memory_bounds.py")
-"""Parts of `tests/lower/llvm` of which a sample is run; other parts are about the runtime and the toolchain."""
+LLVM_TESTS = ("emit", "gemm", "legalize", "math", "plan", "test_determinism.py", "test_memory_bounds.py")
+"""Parts of `tests/lower/llvm` that `--all` runs; other parts are about the runtime and the toolchain."""
+
+LLVM_SAMPLE = ("emit/test_lane_counts.py", "math", "plan/test_moved_tiles.py", "test_determinism.py")
+"""Parts of `LLVM_TESTS` of which an ordinary run takes a sample. The others run code of each level in `make test`, too:
+`tests/lower/llvm/machines.py` names the CPUs.
+"""
 
 XLA_LEVELS = {"AVX": "x86-64-v2 and AVX", "AVX2": "x86-64-v3"}
 """XLA's names of instruction sets that it may be restricted to. At `SSE4_2` it has no code that converts float16."""
@@ -42,16 +47,23 @@ class Run:
     Attributes:
       level: LLVM's or XLA's name of the level.
       setting: the environment variable that restricts code to the level, and its value.
-      tests: files and folders of tests.
+      sample: files and folders of tests, of which an ordinary run takes a sample.
+      tests: those of which `--all` runs all cases.
       target: the target that the fuzzer runs.
       skipped: the reason to run nothing, "" for none.
     """
 
     level: str
     setting: tuple[str, str]
+    sample: tuple[str, ...]
     tests: tuple[str, ...]
     target: str
     skipped: str = ""
+
+
+def _llvm(parts: Sequence[str]) -> tuple[str, ...]:
+    """The paths of parts of `tests/lower/llvm`."""
+    return tuple(f"tests/lower/llvm/{part}" for part in parts)
 
 
 def same_code(level: Machine, machine: Machine) -> bool:
@@ -62,8 +74,7 @@ def same_code(level: Machine, machine: Machine) -> bool:
 def runs(machine: Machine) -> Iterator[Run]:
     """One run for each level, by LLVM and by XLA, on a machine."""
     for level in LEVELS:
-        tests = tuple(f"tests/lower/llvm/{part}" for part in LLVM_SAMPLE)
-        run = Run(level, (SETTING, level), tests, "cpu:llvm")
+        run = Run(level, (SETTING, level), _llvm(LLVM_SAMPLE), _llvm(LLVM_TESTS), "cpu:llvm")
         if not at_level(level).runs_on(machine):
             yield replace(run, skipped=f"needs a CPU of {level}, this one is {machine.cpu}")
         elif same_code(at_level(level), machine):
@@ -71,7 +82,8 @@ def runs(machine: Machine) -> Iterator[Run]:
         else:
             yield run
     for isa, meaning in XLA_LEVELS.items():
-        run = Run(f"XLA at {isa}", ("XLA_FLAGS", f"--xla_cpu_max_isa={isa}"), ("tests/lower/xla",), "cpu:xla")
+        tests = ("tests/lower/xla",)
+        run = Run(f"XLA at {isa}", ("XLA_FLAGS", f"--xla_cpu_max_isa={isa}"), tests, tests, "cpu:xla")
         if not machine.is_x86:
             yield replace(run, skipped=f"needs an x86-64, this machine is {machine.triple}")
         elif isa == "AVX2" and machine.vector_bytes == 32:
@@ -102,8 +114,8 @@ def _say(line: str) -> None:
 
 def _commands(run: Run, whole: bool, jobs: int) -> Iterator[list[str]]:
     """The tests and the fuzzer of a run, as arguments of `python -m`."""
-    cases = ["--sweep", "all"] if whole else ["-m", "not slow"]
-    yield ["pytest", "-q", "-n", str(jobs), "--dist", "worksteal", *cases, *run.tests]
+    cases = ["--sweep", "all", *run.tests] if whole else ["-m", "not slow", *run.sample]
+    yield ["pytest", "-q", "-n", str(jobs), "--dist", "worksteal", *cases]
     if whole:
         yield ["tilekern", "fuzz", "--minutes", "10", "--targets", run.target, "--stop", "--out", "build/fuzz-levels"]
     else:

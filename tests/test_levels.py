@@ -43,7 +43,7 @@ def test_levels_that_differ_in_code() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_tests_that_are_run_exist(whole: bool) -> None:
     for run in runs(at_level("x86-64-v4+bf16+amx")):
-        assert all((ROOT / test).exists() for test in run.tests)
+        assert all((ROOT / test).exists() for test in (*run.sample, *run.tests))
         tests, programs = _commands(run, whole, 2)
         assert ("all" in tests) == whole
         if whole:

@@ -25,6 +25,8 @@ pytest.importorskip("llvmlite", reason="needs llvmlite")
 ENDS = [guarded("begin"), guarded("end")]
 # Of each kernel, cases of ragged shapes: how many.
 _CASES = 2
+# Kernels of the library are run in so many processes.
+_PARTS = 3
 
 
 def random_programs(seeds: Iterable[int]) -> None:
@@ -69,9 +71,12 @@ def test_random_programs_stay_inside(first: int) -> None:
     assert process(f"jax.config.update('jax_enable_x64', True)\n{code}").count("seed") == 30 * len(here())
 
 
-def test_kernels_stay_inside() -> None:
-    code = "from tests.lower.llvm.test_memory_bounds import *\nfor name in CASES: kernels(name)"
-    expected = sum(2 * len(cases[:_CASES]) for cases in CASES.values())
+@pytest.mark.sweep(_PARTS)
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_kernels_stay_inside(part: int) -> None:
+    names = sorted(CASES)[part::_PARTS]
+    code = f"from tests.lower.llvm.test_memory_bounds import *\nfor name in {names}: kernels(name)"
+    expected = sum(2 * len(CASES[name][:_CASES]) for name in names)
     assert process(code).count("float") == expected * len(here())
 
 
