@@ -17,7 +17,7 @@ help:
 	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
 	@echo 'make train        train a transformer on a mesh of 8 virtual devices, and compare with one, and with plain JAX'
 	@echo 'make test         run the tests'
-	@echo 'make test-full    run also the slow tests, all cases of sweeps, and more random examples'
+	@echo 'make test-full    run all tests in parts, slow ones and all cases of sweeps, too; goes on where it stopped'
 	@echo 'make test-levels  run a sample of the tests of CPU code at lesser levels than that of this CPU; ARGS=--all for all'
 	@echo 'make mutants      plant faults in copies of the tree; the tests must find each'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
@@ -42,7 +42,7 @@ test: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow' $(if $(SWEEP),--sweep $(SWEEP))
 
 test-full: .venv/installed-test
-	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=full --sweep all
+	@.venv/bin/python -m tests.full --jobs $(JOBS) $(ARGS)
 
 test-levels: .venv/installed-test
 	@.venv/bin/python -m tests.levels --jobs $(JOBS) $(ARGS)

@@ -1,0 +1,53 @@
+"""The parts of `make test-full`, and how a run goes on where another one stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import full
+from tests.full import ALONE, ROOT, Outcome, Part, main, parts
+
+
+def test_each_test_file_is_in_one_part() -> None:
+    named = [argument for part in parts() for argument in part.command if argument.endswith(".py")]
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(named) == sorted(files)
+    assert set(ALONE) <= {part.name for part in parts()}
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of outcomes of three parts, of which the second one fails."""
+    outcomes = {"one": "pass", "two": "print('FAILED it'); raise SystemExit(1)", "three": "pass"}
+    monkeypatch.setattr(full, "parts", lambda jobs: [Part(name, ("-c", code)) for name, code in outcomes.items()])
+    monkeypatch.setattr(full, "STATE", tmp_path / "build" / "state.json")
+    monkeypatch.setattr(full, "_commit", lambda: "abc")
+    return full.STATE
+
+
+def test_a_run_goes_on_where_another_one_stopped(state: Path, monkeypatch: Any, capsys: Any) -> None:
+    assert main(["--only", "one|two"]) == 1
+    assert "two: failed at abc" in capsys.readouterr().out
+    monkeypatch.setattr(full, "_run", lambda part, commit: Outcome(commit, True, 1.0, (part.name,)))
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert "one ..." not in said and "two ..." in said and "three ..." in said
+    assert "3 of 3 parts have passed at abc" in said
+
+
+def test_what_passed_at_an_earlier_commit_counts_if_asked(state: Path, monkeypatch: Any, capsys: Any) -> None:
+    main([])
+    monkeypatch.setattr(full, "_commit", lambda: "def")
+    assert main(["--list"]) == 1
+    assert "0 of 3 parts have passed at def" in capsys.readouterr().out
+    assert main(["--list", "--earlier"]) == 1
+    assert "2 of 3 parts have passed at def or before" in capsys.readouterr().out
+
+
+def test_failures_are_named(state: Path, capsys: Any) -> None:
+    main([])
+    assert full.load()["two"].summary == ("FAILED it", "FAILED it")
+    assert not full.load()["two"].passed
