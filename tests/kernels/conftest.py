@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _sweep(item: pytest.Item) -> pytest.MarkDecorator | None:
-    """The sweep of a test of kernels; of most cases an ordinary run takes a quarter, on one of both CPU backends."""
+    """The sweep of a test of kernels; of most cases an ordinary run takes a sixth, on one of both CPU backends."""
     backend = _backend(item)
     if not backend or (backend in ("xla", "llvm") and item.get_closest_marker("one_backend")):
         return None
