@@ -191,7 +191,7 @@ def _nearness(test: str, file: str) -> int:
 
 
 def batches(tests: Sequence[Recorded]) -> Iterator[list[Recorded]]:
-    """Cut tests into batches; those of files that need eight devices have their own."""
+    """Cut tests into batches, of which the first ones are short."""
     sizes = iter(_BATCHES)
     size, batch, seconds = next(sizes), list[Recorded](), 0.0
     for test in tests:

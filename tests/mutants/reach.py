@@ -1,9 +1,8 @@
 """The tests that reach a line: recorded by a plugin of pytest, and read from the files that it writes.
 
 Each process of a run writes one file into `FOLDER`, a line of JSON a test: its name, its seconds of the processor, the
-lines of the package that it ran, whether it started a process of
-Python, and whether it passed. Code that tests run in other
-processes is not seen.
+lines of the package that it ran, whether it started a process of Python, and whether it passed. Code that tests run in
+other processes is not seen.
 
 The lines come from `sys.monitoring`: the first time that a test comes to a line costs a call, each further time none.
 """
