@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "packed: the last of an odd number of 4-bit numbers is cut off",
         "tilekern/kernel/packed.py",
-        "[..., : wanted.shape[-1]]",
-        "[..., : wanted.shape[-1] // 2 * 2]",
+        "[..., : aval.shape[-1]]",
+        "[..., : aval.shape[-1] // 2 * 2]",
         ("tests/lang/test_four_bits.py",),
     ),
     Mutant(

@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         "divided: nobody compares the body of a part with that of the whole",
         "tilekern/kernel/divided.py",
-        "while isinstance(reason := family.part(found.parts), str):",
-        "while isinstance(reason := family.part(found.parts), str) and False:",
+        "while isinstance(reason := family.part(division.parts), str):",
+        "while isinstance(reason := family.part(division.parts), str) and False:",
         ("tests/meshes",),
     ),
     Mutant(
@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "sharding rule: the cotangents of a shared operand are not summed",
         "tilekern/kernel/sharding_rule.py",
-        "frozenset(n for n, r in enumerate(results) if name not in r) for name in self.sizes}\n        known",
-        "frozenset() for name in self.sizes}\n        known",
+        "frozenset(n for n, r in enumerate(results) if name not in r) for name in self.sizes}\n        fixed",
+        "frozenset() for name in self.sizes}\n        fixed",
         ("tests/meshes",),
     ),
 )

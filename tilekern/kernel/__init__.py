@@ -60,11 +60,11 @@ def kernel(
     parameters are static, those annotated with `tk.Block` are block sizes. It stores every element of every output that
     is neither `tk.Zeros` nor `tk.Sum`.
 
-    The body is traced once for the types and static arguments of a call, as by `jax.jit`: what it reads besides its
-    parameters, such as a global, keeps the value of that time. Pass what changes as an array or a static argument.
+    The body is traced once for the types and static arguments of a call, as by `jax.jit`. A global that it reads keeps
+    the value of that time. Pass a value that changes as an array or a static argument.
 
     Args:
-      function: left out: the decorator has arguments, `@tk.kernel(out_type=...)`.
+      function: never passed: the decorator is written with arguments, `@tk.kernel(out_type=...)`.
       out_type: required; called with the inputs as `jax.ShapeDtypeStruct`s, and with those static arguments (blocks
         excepted) that it has parameters for; returns the type of the output, or a tuple with one entry (a type, a
         pytree of types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in `tk.Zeros` or
@@ -121,7 +121,7 @@ class Kernel(Declared):
 
     @staticmethod
     def _count_outputs(definition: Definition) -> int:
-        """All parameters but those that `out_type` gets; the last one, if it gets any number of them."""
+        """The number of positional parameters that `out_type` does not take, at least 1; 1 if it takes `*inputs`."""
         arrays = len(definition.signature.arrays)
         parameters = inspect.signature(definition.out_type).parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):

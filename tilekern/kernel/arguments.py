@@ -16,7 +16,11 @@ from tilekern.lang.tiles import way_out
 
 
 def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    """The type of an array argument, whose dtype must be one of the language's."""
+    """The shape of an array argument and its dtype, as JAX would canonicalise it; 4-bit dtypes stay.
+
+    Raises:
+      ArgumentError: the dtype is none of the language's, or a dim has an unknown size.
+    """
     shaped = leaf if _jax.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
     dtype: Any = shaped.dtype
     check_sizes(name, {path: shaped})

@@ -1,6 +1,6 @@
-"""All caches of kernels and ops: what each holds, and how many entries.
+"""All caches of kernels and ops, with their contents and numbers of entries.
 
-A cache that is full starts anew. `jax.clear_caches` empties all of them.
+A cache that is full starts anew. `jax.clear_caches` empties all caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DeclaredCaches:
 
     Attributes:
       calls: the function of the arrays, by keyword arguments.
-      families: by argument types, static arguments, blocks, target and settings of JAX.
+      families: the families, by argument types, static arguments, blocks, target and settings of JAX.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,11 @@ from tilekern.lower.target import Target, resolve
 
 
 def required(decorator: str, function: Any, out_type: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The `out_type` of a decorator, which must be there; the function comes after the arguments."""
+    """`out_type`, which a decorator must give.
+
+    Raises:
+      ArgumentError: `out_type` is missing, or `function` is given: the decorator was written without arguments.
+    """
     if function is None and callable(out_type):
         return out_type
     raise ArgumentError(
@@ -84,7 +88,7 @@ class Declared:
         return 0
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """The thing itself, also as an attribute of a class; with it, `help` shows the signature of calls."""
+        """The kernel or op itself, also as an attribute of a class; so `help` shows the signature of calls."""
         return self
 
     def __repr__(self) -> str:
@@ -148,9 +152,9 @@ class Declared:
     def deftranspose(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the transpose of a kernel that is `linear` in some inputs: `rule(cotangents, *inputs)`.
 
-        `cotangents` is like the results, with None for what is zero. Of the inputs, arrays that the kernel is to be
-        transposed in are `jax.ShapeDtypeStruct`s. The rule returns a dict from names of linear inputs to cotangents
-        like these; what is left out, or None, is zero. Static arguments and blocks come as in `defjvp`.
+        `cotangents` is like the results, with None for a cotangent that is zero. Of the inputs, arrays that the kernel
+        is to be transposed in are `jax.ShapeDtypeStruct`s. The rule returns a dict from names of linear inputs to their
+        cotangents; a name that is left out, or None, is zero. Static arguments and blocks come as in `defjvp`.
         """
         self._definition.rules.transpose = rule
         return rule
@@ -164,17 +168,17 @@ class Declared:
     def _make_family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
     ) -> tuple[Any, bool]:
-        """The family for arguments of given types, and whether later calls may have it too."""
+        """The family for arguments of given types, and True if later calls may use it, too."""
         raise NotImplementedError
 
     def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], Target | None]:
-        """Static arguments, blocks and target of a call."""
+        """Static arguments, blocks with launch options, and target of a call; None for a target that is not named."""
         if source.is_prebuilt(self._definition.loc):  # as `authoring.takes_python_numbers` does for functions
             keywords = {name: python_numbers(value) for name, value in keywords.items()}
         target = keywords.get("target")
-        given = {n: v for n, v in keywords.items() if n in (*self.signature.blocks, *LAUNCH) and v is not None}
+        blocks_of_call = {n: v for n, v in keywords.items() if n in (*self.signature.blocks, *LAUNCH) and v is not None}
         statics = self.signature.check_statics(keywords)
-        blocks = self.signature.check_blocks(given, "the call")
+        blocks = self.signature.check_blocks(blocks_of_call, "the call")
         return statics, blocks, None if target is None else resolve(target)
 
     def _prepare(self, keywords: Mapping[str, Any]) -> Callable[..., Any]:
@@ -185,8 +189,8 @@ class Declared:
             return self._caches.calls[key]
 
         def call(*args: Any) -> Any:
-            family, kept = self._family(args, statics, blocks, target)
-            if not kept and not self._captures_tracers:
+            family, is_reusable = self._family(args, statics, blocks, target)
+            if not is_reusable and not self._captures_tracers:
                 # The functions so far would give the values that this call closes over to later calls, too.
                 self._captures_tracers = True
                 self._caches.calls.clear()
@@ -198,13 +202,16 @@ class Declared:
 
         call.__name__ = self.signature.name
         jitted: Callable[..., Any] = jax.jit(call)
-        self._caches.calls[key] = found = call_anew if self._captures_tracers else jitted
-        return found
+        self._caches.calls[key] = function = call_anew if self._captures_tracers else jitted
+        return function
 
     def _family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
     ) -> tuple[Any, bool]:
-        """The family for a call, and whether later calls may have it, too."""
+        """The family for a call, and True if later calls may use it, too.
+
+        False if the body closes over traced values.
+        """
         with_paths, tree = _jax.flatten_with_path(args)
         types = tuple(
             check_argument(self.signature.name, self.signature.leaf_name(path), leaf) for path, leaf in with_paths
@@ -217,32 +224,35 @@ class Declared:
                 fix="outputs are not passed; static arguments go by keyword",
             )
         key = (tree, types, static_key(statics), static_key(blocks), target, _jax.settings())
-        known = self._caches.families.get(key)
-        if known is not None and not (self._captures_tracers and _jax.is_tracing()):
-            return known, True
-        family, kept = self._make_family(jax.tree.unflatten(tree, types), statics, blocks, target)
-        if not kept:
+        cached = self._caches.families.get(key)
+        if cached is not None and not (self._captures_tracers and _jax.is_tracing()):
+            return cached, True
+        family, is_reusable = self._make_family(jax.tree.unflatten(tree, types), statics, blocks, target)
+        if not is_reusable:
             return family, False
-        # The body closes over known values: those of its first trace, as under jax.jit.
-        self._caches.families[key] = known or family
-        return known or family, True
+        # The body closes over known values, which stay the values of its first trace, as under jax.jit.
+        self._caches.families[key] = cached or family
+        return cached or family, True
 
 
-def _check_names(signature: Signature, verb: str, what: str, names: Any) -> None:
-    known = isinstance(names, (tuple, list)) and set(signature.arrays).issuperset(cast(Sequence[Any], names))
-    if not known:
+def _check_names(signature: Signature, verb: str, option: str, names: Any) -> None:
+    are_parameters = isinstance(names, (tuple, list)) and set(signature.arrays).issuperset(cast(Sequence[Any], names))
+    if not are_parameters:
         raise ArgumentError(
             f"{signature.name} {verb} something that is no parameter",
             expected=f"names among {', '.join(signature.arrays)}",
-            got=f"{what} = {names!r}",
+            got=f"{option} = {names!r}",
             fix="name positional parameters that are inputs",
         )
 
 
 def _callee(living: weakref.ref[Declared], kind: type[Declared], definition: Definition) -> Declared:
-    """A kernel or op. If it is gone, another of the same definition, for traces that outlive it."""
-    found = living()
-    if found is None:
-        found = kind.__new__(kind)
-        found._begin(definition)  # pyright: ignore[reportPrivateUsage] -- a part of Declared
-    return found
+    """The kernel or op behind a weak reference, or a new one of the same definition if it was collected.
+
+    A cached trace may outlive the kernel that it calls.
+    """
+    declared = living()
+    if declared is None:
+        declared = kind.__new__(kind)
+        declared._begin(definition)  # pyright: ignore[reportPrivateUsage] -- a part of Declared
+    return declared

@@ -18,13 +18,13 @@ class DeclaredCall:
     """A call on arguments of given types.
 
     Attributes:
-      definition: of the kernel or op.
+      definition: the definition of the kernel or op.
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       statics: the static arguments.
       blocks: the blocks and launch options that the call gives.
-      asked: the target that the call names, if it does.
+      asked: the target that the call names; None if it names none.
       results: the types of the results.
-      settings: of JAX, under which the body and the rules are traced.
+      settings: the settings of JAX under which the body and the rules are traced.
     """
 
     definition: Definition
@@ -52,7 +52,7 @@ class DeclaredCall:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Static arguments and blocks, as the call gives them."""
+        """Static arguments, then blocks and launch options, as the call gives them."""
         return {**self.statics, **self.blocks}
 
     def blocks_for(self, target: Target) -> dict[str, int]:
@@ -60,6 +60,6 @@ class DeclaredCall:
         return self.definition.blocks_for(target, self.arguments, self.statics, self.blocks)
 
     def again(self, *args: Any) -> Any:
-        """The same call on other inputs."""
+        """The results of the same call on inputs of any types: with its static arguments, blocks and target."""
         target = {} if self.asked is None else {"target": self.asked.asked_as}
         return self.rules.callee()(*args, **self.keywords, **target)

@@ -27,10 +27,10 @@ class Rules:
 
     Attributes:
       linear: names of inputs in which, together, the results are linear.
-      callee: gives the kernel or op. It does not keep it: caches of JAX, which keep the rules, would never free it.
-      jvp: the rule of `defjvp`, if there is one.
-      transpose: the rule of `deftranspose`, if there is one.
-      sharding: the rule of `defsharding`, if there is one.
+      callee: returns the kernel or op, by a weak reference: caches of JAX keep the rules, and would keep it, too.
+      jvp: the rule of `defjvp`; None if none is stated.
+      transpose: the rule of `deftranspose`; None if none is stated.
+      sharding: the rule of `defsharding`; None if none is stated.
     """
 
     linear: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Rules:
 
     @property
     def states_none(self) -> bool:
-        """True if the author states nothing of derivatives, so that they are derived."""
+        """True if the author states no derivative, so that derivatives are derived."""
         return not self.linear and self.jvp is None and self.transpose is None
 
 
@@ -51,15 +51,15 @@ class Definition:
 
     Attributes:
       function: the body.
-      out_type: gives the types of the results.
+      out_type: returns the types of the results.
       signature: the parameters.
       donate: names of inputs that the kernel also writes to.
-      schedules: by the target, or a prefix of its name.
-      rules: those that the author states.
-      loc: of the `def`.
+      schedules: the schedules, by the name of a target, or a prefix of it.
+      rules: the rules that the author states.
+      loc: the place of the `def`.
       residuals: the most bytes of carries that a derived backward pass may save.
-      gradient_schedules: of derived derivatives, like `schedules`, which serve where there is none.
-      derives: whether this is the definition that derivatives are derived from.
+      gradient_schedules: the schedules of derived derivatives, by name or prefix; `schedules` serve all other targets.
+      derives: True for the copy that uses `gradient_schedules`.
     """
 
     function: Callable[..., Any]
@@ -74,9 +74,9 @@ class Definition:
     derives: bool = False
 
     def settings(self) -> _jax.Settings:
-        """The caller's settings of JAX; prebuilt kernels are not checked, for the modes check the user's code."""
-        found = _jax.settings()
-        return _jax.Settings(found.x64) if source.is_prebuilt(self.loc) else found
+        """The caller's settings of JAX; prebuilt kernels have only their `x64`, for checks are of the user's code."""
+        settings = _jax.settings()
+        return _jax.Settings(settings.x64) if source.is_prebuilt(self.loc) else settings
 
     def declared_type(self, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         """The result of `out_type` for arguments of given types."""
@@ -94,12 +94,19 @@ class Definition:
             ) from error
 
     def blocks_for(
-        self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any], given: Mapping[str, int]
+        self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any], blocks_of_call: Mapping[str, int]
     ) -> dict[str, int]:
-        """Blocks and launch options on a target: of the defaults, the schedule and the call, the last one counts."""
+        """Blocks and launch options on a target: the call's, else the schedule's, else the defaults.
+
+        Args:
+          target: the target.
+          arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
+          statics: the static arguments.
+          blocks_of_call: the blocks and launch options that the call gives.
+        """
         signature = self.signature
         defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
-        chosen = {**defaults, **self._scheduled(target, arguments, statics), **given}
+        chosen = {**defaults, **self._scheduled(target, arguments, statics), **blocks_of_call}
         for name in signature.blocks:
             if name not in chosen:
                 raise ArgumentError(
@@ -116,8 +123,8 @@ class Definition:
         schedule = schedule or self._schedule_for(similar)
         if schedule is None:
             return {}
-        known = {**statics, "target": target.name, "device": device}
-        values = schedule(*arguments, **select(schedule, known))
+        keywords = {**statics, "target": target.name, "device": device}
+        values = schedule(*arguments, **select(schedule, keywords))
         blocks = self.signature.check_blocks(values, f"the schedule {schedule.__name__}")
         if similar is not target and "num_warps" in blocks:
             # As many threads, whose warps are larger.
@@ -130,6 +137,6 @@ class Definition:
 
 
 def _for_target(schedules: Mapping[str, Schedule], target: Target) -> Schedule | None:
-    """The schedule of the longest name with which a target's name begins."""
+    """The schedule of the longest name with which a target's name begins; None if there is none."""
     names = [name for name in schedules if target.name.startswith(name)]
     return schedules[max(names, key=len)] if names else None

@@ -4,7 +4,7 @@ A forward kernel f has a tangent kernel L(x, dx), linear in dx, whose transpose 
 these JAX makes every derivative: forward mode runs L, and reverse mode transposes L into B. B is linear in ct, and L is
 its transpose; where L and B have rules for x, too, there is a derivative of each order.
 
-All functions here take flat operands; None is a tangent, or a cotangent, that is zero.
+All functions here take flat operands. A tangent or a cotangent that is zero is None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 
 def transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """The cotangents of those operands that are a `jax.ShapeDtypeStruct`; None for the others.
+    """For each operand that is a `jax.ShapeDtypeStruct`, its cotangent; None for all other operands.
 
     Raises:
       NotDifferentiableError: there is no rule, or the results are not linear in such an operand.
@@ -50,12 +50,12 @@ def _jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) ->
                      for is_linear in (False, True))  # fmt: skip
     captured = any(t is not None for t in tangents[tree.num_leaves :])
     if not captured and not jax.tree.leaves(along):
-        results, found = call.again(*args), None
+        results, stated = call.again(*args), None
     elif call.rules.jvp is None or captured:
         raise _no_derivative(call, "jvp", "closes over what is differentiated" if captured else "")
     else:
-        results, found = _pair(call, call.rules.jvp(args, tuple(along), **select(call.rules.jvp, call.keywords)))
-    total = _aligned(call, found, "the tangents that the rule of defjvp returned")
+        results, stated = _pair(call, call.rules.jvp(args, tuple(along), **select(call.rules.jvp, call.keywords)))
+    total = _aligned(call, stated, "the tangents that the rule of defjvp returned")
     if jax.tree.leaves(linear):
         # The tangent of a linear function is the function of the tangent; None stands for an operand of zeros.
         replaced = [t if n in call.rules.linear else x for n, x, t in zip(names, args, linear, strict=True)]
@@ -74,11 +74,11 @@ def _transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence
     ):
         raise _no_derivative(call, "transpose")
     packed = call.results.pack(cotangents)
-    found = call.rules.transpose(packed, *args, **select(call.rules.transpose, call.keywords))
-    _check_names(call, found)
+    by_name = call.rules.transpose(packed, *args, **select(call.rules.transpose, call.keywords))
+    _check_names(call, by_name)
     leaves: list[Any] = []
     for name, types in zip(names, call.arguments, strict=True):
-        leaves += _leaves(call, types, found.get(name), f"the cotangent of {name}")
+        leaves += _leaves(call, types, by_name.get(name), f"the cotangent of {name}")
     return [*leaves, *[None] * (len(operands) - len(leaves))]
 
 
@@ -99,52 +99,58 @@ def _pair(call: DeclaredCall, returned: Any) -> Any:
     )
 
 
-def _aligned(call: DeclaredCall, returned: Any, what: str) -> list[Any]:
-    """The leaves of results, or of their tangents; None for what is left out."""
+def _aligned(call: DeclaredCall, returned: Any, role: str) -> list[Any]:
+    """The leaves of results, or of their tangents, in the order of the results; None for each that is left out.
+
+    `role` names them in errors.
+    """
     wrapped = (returned,) if call.results.single and returned is not None else returned
-    return _leaves(call, call.results.trees, wrapped, what)
+    return _leaves(call, call.results.trees, wrapped, role)
 
 
-def _leaves(call: DeclaredCall, types: Any, values: Any, what: str) -> list[Any]:
-    """One value for each leaf of `types`, of its type; None for a leaf, or for a whole tree, is kept."""
-    wanted, tree = _jax.flatten(types)
+def _leaves(call: DeclaredCall, types: Any, values: Any, role: str) -> list[Any]:
+    """One value for each leaf of `types`, checked to have its type, or None.
+
+    `values` is a tree like `types`; None may stand for a leaf, a subtree, or for all.
+    """
+    avals, tree = _jax.flatten(types)
     if values is None:
-        return [None] * len(wanted)
+        return [None] * len(avals)
     try:
-        found = tree.flatten_up_to(values)
+        leaves = tree.flatten_up_to(values)
     except ValueError:
-        raise _misfit(call, what, str(types), str(jax.tree.map(describe, values))) from None
-    for value, aval in zip(found, wanted, strict=True):
+        raise _misfit(call, role, str(types), str(jax.tree.map(describe, values))) from None
+    for value, aval in zip(leaves, avals, strict=True):
         if value is None or (_jax.is_array(value) and (value.shape, value.dtype) == (aval.shape, aval.dtype)):
             continue
-        raise _misfit(call, what, describe(aval), str(jax.tree.map(describe, value)))
-    return found
+        raise _misfit(call, role, describe(aval), str(jax.tree.map(describe, value)))
+    return leaves
 
 
-def _misfit(call: DeclaredCall, what: str, expected: str, got: str) -> ArgumentError:
+def _misfit(call: DeclaredCall, role: str, expected: str, got: str) -> ArgumentError:
     return ArgumentError(
         f"a derivative of {call.name} has the wrong type",
-        expected=f"{what} as {expected}, or None for zeros",
+        expected=f"{role} as {expected}, or None for zeros",
         got=got,
         fix="tangents and cotangents have the shapes and dtypes of what they belong to",
     )
 
 
-def _check_names(call: DeclaredCall, found: Any) -> None:
-    names = list(map(str, found)) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownArgumentType] -- the user's
+def _check_names(call: DeclaredCall, returned: Any) -> None:
+    names = list(map(str, returned)) if isinstance(returned, dict) else None  # pyright: ignore[reportUnknownArgumentType] -- the user's
     if names is None or not set(names) <= set(call.rules.linear):
         raise ArgumentError(
             f"the rule of {call.name}.deftranspose returned something else than cotangents",
             expected=f"a dict from names among {', '.join(call.rules.linear)} to cotangents",
-            got=describe(found) if names is None else f"the names {', '.join(names)}",
+            got=describe(returned) if names is None else f"the names {', '.join(names)}",
             fix="leave out what is zero",
         )
 
 
 def _no_derivative(call: DeclaredCall, kind: str, why: str = "") -> NotDifferentiableError:
-    what = "transpose" if kind == "transpose" else "derivative"
+    missing = "transpose" if kind == "transpose" else "derivative"
     return NotDifferentiableError(
-        f"the kernel {call.name} has no {what}",
+        f"the kernel {call.name} has no {missing}",
         expected=f"a rule ({call.name}.def{kind}), or a call outside of jax.grad, jax.vjp and jax.jvp",
         got=f"{call.name} under differentiation" + (f", which {why}" if why else ""),
         fix="state the rule, wrap the call in jax.custom_vjp with a backward pass, or stop gradients of its inputs "
@@ -174,7 +180,7 @@ def batched_jvp(
     inner: Differentiable, size: int, dims: Dims, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """`jvp` of `size` calls at once, operand number n stacked along `dims[n]`."""
-    # A list, for jax.vmap takes no axis for what is None.
+    # A list, for jax.vmap takes no axis for an operand that is None.
     axes = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
     mapped = jax.vmap(inner.jvp, in_axes=(list(dims), axes), axis_size=size)
     return mapped(list(primals), list(tangents))
@@ -183,18 +189,18 @@ def batched_jvp(
 def batched_transpose(
     inner: Differentiable, size: int, dims: Dims, cotangents: Sequence[Any], operands: Sequence[Any]
 ) -> list[Any]:
-    """`transpose` of `size` calls at once: an operand that they share gets the sum of their cotangents."""
+    """`transpose` of `size` calls at once; an operand that the calls share gets the sum of their cotangents."""
     unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
-    one = [_slice_type(x, d) if u else None for x, d, u in zip(operands, dims, unknown, strict=True)]
+    slice_types = [_slice_type(x, d) if u else None for x, d, u in zip(operands, dims, unknown, strict=True)]
 
-    def run(cotangents: list[Any], known: list[Any]) -> Sequence[Any]:
-        return inner.transpose(cotangents, [k if t is None else t for t, k in zip(one, known, strict=True)])
+    def run(cotangents: list[Any], fixed: list[Any]) -> Sequence[Any]:
+        return inner.transpose(cotangents, [k if t is None else t for t, k in zip(slice_types, fixed, strict=True)])
 
     axes = [None if u else d for d, u in zip(dims, unknown, strict=True)]
     over = [None if c is None else 0 for c in cotangents]
-    known = [None if u else x for x, u in zip(operands, unknown, strict=True)]
-    found = jax.vmap(run, in_axes=(over, axes), axis_size=size)(list(cotangents), known)
-    return [_placed(x, d) for x, d in zip(found, dims, strict=True)]
+    fixed_operands = [None if u else x for x, u in zip(operands, unknown, strict=True)]
+    mapped = jax.vmap(run, in_axes=(over, axes), axis_size=size)(list(cotangents), fixed_operands)
+    return [_placed(x, d) for x, d in zip(mapped, dims, strict=True)]
 
 
 def _slice_type(stacked: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
@@ -203,7 +209,7 @@ def _slice_type(stacked: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtyp
 
 
 def _placed(cotangent: Any, dim: int | None) -> Any:
-    """A cotangent that is stacked along dim 0, where its operand is stacked along `dim`."""
+    """A cotangent, stacked along dim 0, moved to the `dim` of its operand; summed over dim 0 if that is None."""
     if cotangent is None:
         return None
     return cotangent.sum(axis=0) if dim is None else jax.numpy.moveaxis(cotangent, 0, dim)

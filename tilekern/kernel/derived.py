@@ -32,39 +32,39 @@ def jvp(family: TileFamily, primals: Sequence[Any], tangents: Sequence[Any]) -> 
     """
     moving = tuple(t is not None for t in tangents)
     results = call(family, *primals)
-    made = tangent_family(family, moving)
-    found = iter(call(made, *primals, *(t for t in tangents if t is not None)))
-    return results, [next(found) if is_float(o) else None for o in family.outputs]
+    tangent_kernel = tangent_family(family, moving)
+    result_tangents = iter(call(tangent_kernel, *primals, *(t for t in tangents if t is not None)))
+    return results, [next(result_tangents) if is_float(o) else None for o in family.outputs]
 
 
 def transpose(family: TileFamily, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, by the kernel's backward pass."""
+    """For each operand that is a `jax.ShapeDtypeStruct`, its cotangent by the kernel's backward pass; else None."""
     linear = tuple(isinstance(x, jax.ShapeDtypeStruct) for x in operands)
-    made = backward_family(family, linear)
-    known = [x for x, is_linear in zip(operands, linear, strict=True) if not is_linear]
-    found = iter(call(made, *known, *filled(cotangents, family.outputs)))
-    return [next(found) if is_linear else None for is_linear in linear]
+    backward_pass = backward_family(family, linear)
+    fixed = [x for x, is_linear in zip(operands, linear, strict=True) if not is_linear]
+    results = iter(call(backward_pass, *fixed, *filled(cotangents, family.outputs)))
+    return [next(results) if is_linear else None for is_linear in linear]
 
 
 def tangent_family(family: TileFamily, moving: tuple[bool, ...]) -> TangentFamily:
-    """The tangent kernel of a kernel, along those operands that move."""
-    found = family.caches.derived.get(moving)
-    if found is None:
-        family.caches.derived[moving] = found = TangentFamily(family.derives, moving)
-    return found
+    """The tangent kernel of a kernel, cached; `moving` has a flag for each operand, True if it has a tangent."""
+    derived = family.caches.derived.get(moving)
+    if derived is None:
+        family.caches.derived[moving] = derived = TangentFamily(family.derives, moving)
+    return derived
 
 
 def backward_family(family: TileFamily, linear: tuple[bool, ...]) -> BackwardFamily:
-    """The backward pass of a kernel that is linear in some operands."""
+    """The backward pass of a kernel, cached; `linear` has True for each operand that the kernel is linear in."""
     key = ("transpose", linear)
-    found = family.caches.derived.get(key)
-    if found is None:
-        family.caches.derived[key] = found = BackwardFamily(family, linear)
-    return found
+    derived = family.caches.derived.get(key)
+    if derived is None:
+        family.caches.derived[key] = derived = BackwardFamily(family, linear)
+    return derived
 
 
 class DerivedTileFamily(TileFamily):
-    """Base of families whose members are derived from those of another family, and whose derivatives are derived."""
+    """Base of families whose members, and whose derivatives, are derived from the members of another family."""
 
     def __init__(self, name: str, of: TileFamily) -> None:
         super().__init__(name, of.asked)
@@ -89,7 +89,7 @@ class DerivedTileFamily(TileFamily):
 
 
 class TangentFamily(DerivedTileFamily):
-    """The tangents of a kernel's results, for the kernel's operands and the tangents of those that move."""
+    """The tangents of a kernel's float results, for the kernel's operands and the tangents of operands that move."""
 
     def __init__(self, of: TileFamily, moving: tuple[bool, ...]) -> None:
         super().__init__(f"{of.name}_tangent", of)
@@ -98,10 +98,10 @@ class TangentFamily(DerivedTileFamily):
         self.member(self.target)  # so that an error comes with the call
 
     def member(self, target: Target) -> Member:
-        found = self.caches.members.get(target)
-        if found is None:
-            self.caches.members[target] = found = self._member(self._of.member(target))
-        return found
+        member = self.caches.members.get(target)
+        if member is None:
+            self.caches.members[target] = member = self._member(self._of.member(target))
+        return member
 
     def _member(self, of: Member) -> Member:
         operands, moved = len(self._moving), [n for n, moves in enumerate(self._moving) if moves]
@@ -121,8 +121,8 @@ class TangentFamily(DerivedTileFamily):
         return None if rule is None else rule.tangent(self._moving, [is_float(o) for o in self._of.outputs])
 
     def _part(self, parts: Mapping[str, int]) -> TangentFamily | str:
-        found = self._of.part(parts)
-        return found if isinstance(found, str) else TangentFamily(cast(TileFamily, found), self._moving)
+        part = self._of.part(parts)
+        return part if isinstance(part, str) else TangentFamily(cast(TileFamily, part), self._moving)
 
 
 class StageFamily(DerivedTileFamily):
@@ -161,18 +161,18 @@ class BackwardFamily(FunctionFamily):
         return None if rule is None else rule.transposed(self._linear)
 
     def _part(self, parts: Mapping[str, int]) -> BackwardFamily | str:
-        found = self._of.part(parts)
-        return found if isinstance(found, str) else BackwardFamily(cast(TileFamily, found), self._linear)
+        part = self._of.part(parts)
+        return part if isinstance(part, str) else BackwardFamily(cast(TileFamily, part), self._linear)
 
     def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
         return on_explicit_mesh(self, operands)
 
     def pass_for(self, target: Target) -> Backward:
-        """The Funcs for a target, and how they follow each other."""
-        found = self.caches.batched.get(target)
-        if found is None:
-            self.caches.batched[target] = found = self._pass(target)
-        return found
+        """The Funcs of the backward pass for a target, in their order, and the way of arrays from one to the next."""
+        backward_pass = self.caches.batched.get(target)
+        if backward_pass is None:
+            self.caches.batched[target] = backward_pass = self._pass(target)
+        return backward_pass
 
     def _pass(self, target: Target) -> Backward:
         member = self._of.member(target)
@@ -185,42 +185,42 @@ class BackwardFamily(FunctionFamily):
         return [StageFamily(stage.func, self._of) for stage in self.pass_for(target).stages]
 
     def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
-        member, made = self._of.member(target), self.pass_for(target)
+        member, backward_pass = self._of.member(target), self.pass_for(target)
         families = self.stages(target)
-        operands, known = len(self._linear), [n for n, is_linear in enumerate(self._linear) if not is_linear]
+        operands, fixed_numbers = len(self._linear), [n for n, is_linear in enumerate(self._linear) if not is_linear]
 
-        def run(*given: jax.Array) -> list[jax.Array]:
-            by_number = dict(zip(known, given, strict=False))
+        def run(*operands_and_cotangents: jax.Array) -> list[jax.Array]:
+            by_number = dict(zip(fixed_numbers, operands_and_cotangents, strict=False))
             by_number |= {operands + n: x for n, x in enumerate(member.constants)}
             read = [by_number[n] for n in member.reads if n in by_number]
-            arrays: dict[Value, Any] = dict(zip(made.known, read, strict=True))
-            arrays |= dict(zip(made.cotangents, given[len(known) :], strict=True))
-            for stage, family in zip(made.stages, families, strict=True):
+            arrays: dict[Value, Any] = dict(zip(backward_pass.known, read, strict=True))
+            arrays |= dict(zip(backward_pass.cotangents, operands_and_cotangents[len(fixed_numbers) :], strict=True))
+            for stage, family in zip(backward_pass.stages, families, strict=True):
                 results = call(family, *(arrays[p] for p in stage.func.inputs))
                 arrays |= dict(zip(stage.results, results, strict=True))
-            return self._in_order(member, [_total([arrays[p] for p in parts]) for parts in made.results])
+            return self._in_order(member, [_total([arrays[p] for p in parts]) for parts in backward_pass.results])
 
         return run
 
-    def _in_order(self, member: Member, found: Sequence[jax.Array | None]) -> list[jax.Array]:
-        """The cotangents in the order of the operands; zeros for one that no input of the Func reads."""
+    def _in_order(self, member: Member, cotangents: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """The cotangents in the order of the operands; zeros for an operand that no input of the Func reads."""
         order = [n for n in member.reads if n < len(self._linear) and self._linear[n]]
-        by_number = dict(zip(order, found, strict=True))
+        by_number = dict(zip(order, cotangents, strict=True))
         linear = [n for n, is_linear in enumerate(self._linear) if is_linear]
         arrays = filled([by_number.get(n) for n in linear], self.outputs)
         return [x.astype(o.dtype) for x, o in zip(arrays, self.outputs, strict=True)]
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        # In the cotangents of the results it is the transpose of what it is the transpose of.
+        # It is the transpose of `_of`, so its own transpose, in the cotangents of the results, is `_of`.
         unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
         first = len(self._linear) - sum(self._linear)
         if any(unknown[:first]) or not all(unknown[first:]):
             return super().transpose(cotangents, operands)
-        given, moving = iter(operands[:first]), iter(filled(cotangents, self.outputs))
-        found = call(self._of, *(next(moving) if is_linear else next(given) for is_linear in self._linear))
-        return [*[None] * first, *found]
+        fixed, moving = iter(operands[:first]), iter(filled(cotangents, self.outputs))
+        results = call(self._of, *(next(moving) if is_linear else next(fixed) for is_linear in self._linear))
+        return [*[None] * first, *results]
 
 
 def _total(parts: Sequence[jax.Array]) -> jax.Array | None:
-    """The sum of arrays; None of none."""
+    """The sum of arrays; None if there are none."""
     return functools.reduce(jax.lax.add, parts) if parts else None

@@ -21,45 +21,45 @@ if TYPE_CHECKING:
 
 
 def divide(family: Family, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
-    """The division of a call by its operands' shardings; None if there is no rule for it.
+    """The division of a call by its operands' shardings; None if the call has no sharding rule.
 
     Args:
-      family: of the call.
-      specs: the axes that divide them.
+      family: the family of the call.
+      specs: for each operand the axes that divide its dims.
       mesh: the sizes of the axes.
     """
     rule = family.rule
     if rule is None:
         return None
-    found = rule.assign(specs, mesh)
-    while isinstance(reason := family.part(found.parts), str):
-        # The first name that cannot be divided by itself, or one that others forbid, gets fewer axes, or none.
-        names = [name for name, count in found.parts.items() if isinstance(family.part({name: count}), str)]
-        found = found.without_last_axis((names or [*found.parts])[0], reason).assign(specs, mesh)
-    return found
+    division = rule.assign(specs, mesh)
+    while isinstance(reason := family.part(division.parts), str):
+        # The first name that cannot be divided by itself, else the first name of all, gets fewer axes, or none.
+        names = [name for name, count in division.parts.items() if isinstance(family.part({name: count}), str)]
+        division = division.without_last_axis((names or [*division.parts])[0], reason).assign(specs, mesh)
+    return division
 
 
 def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of a call of which explicit axes of a mesh divide operands.
 
     Raises:
-      ArgumentError: operands cannot be divided in that way, and no rule says how else.
+      ArgumentError: operands are addends of a sum, or the kernel has no sharding rule.
     """
     avals = [jax.typeof(x) for x in operands]
     mesh = next(a.sharding.mesh for a in avals if not a.sharding.mesh.empty)
     specs = [_meshes.spec_of(a) for a in avals]
-    found = None if any(map(_meshes.is_addend, avals)) else divide(family, specs, dict(mesh.shape))
-    if found is None:
+    division = None if any(map(_meshes.is_addend, avals)) else divide(family, specs, dict(mesh.shape))
+    if division is None:
         raise _refused(family, avals)
     moved = [
-        _moved(family, n, x, *pair) for n, (x, *pair) in enumerate(zip(operands, specs, found.operands, strict=True))
+        _moved(family, n, x, *pair) for n, (x, *pair) in enumerate(zip(operands, specs, division.operands, strict=True))
     ]
     shard_map = cast(Callable[..., Any], jax.shard_map)
     run = shard_map(
-        on_part(family, found),
+        on_part(family, division),
         mesh=mesh,
-        in_specs=tuple(map(_partition_spec, found.operands)),
-        out_specs=tuple(map(_partition_spec, found.results)),
+        in_specs=tuple(map(_partition_spec, division.operands)),
+        out_specs=tuple(map(_partition_spec, division.results)),
         axis_names=_meshes.explicit_axes(mesh),
     )
     return list(run(*moved))
@@ -82,27 +82,27 @@ def _partition_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*(axes or None for axes in spec))
 
 
-def _moved(family: Family, number: int, operand: Any, given: Spec, wanted: Spec) -> Any:
-    """An operand, divided as wanted; a warning once, if devices gather it for that."""
-    if given == wanted:
+def _moved(family: Family, number: int, operand: Any, spec: Spec, needed: Spec) -> Any:
+    """An operand, divided as `needed`; warns once if devices gather it for that."""
+    if spec == needed:
         return operand
-    _warn_if_gathered(family, number, operand, given, wanted)
-    return cast(Any, jax).reshard(operand, _partition_spec(wanted))
+    _warn_if_gathered(family, number, operand, spec, needed)
+    return cast(Any, jax).reshard(operand, _partition_spec(needed))
 
 
-def _warn_if_gathered(family: Family, number: int, operand: Any, given: Spec, wanted: Spec) -> None:
-    if any(set(axes) - set(kept) for axes, kept in zip(given, wanted, strict=True)):
-        _warn_once(family, number, operand, f"as {_partition_spec(given)}", f"as {_partition_spec(wanted)}")
+def _warn_if_gathered(family: Family, number: int, operand: Any, spec: Spec, needed: Spec) -> None:
+    if any(set(axes) - set(needed_axes) for axes, needed_axes in zip(spec, needed, strict=True)):
+        _warn_once(family, number, operand, f"as {_partition_spec(spec)}", f"as {_partition_spec(needed)}")
 
 
-def _warn_once(family: Family, number: int, operand: Any, given: str, wanted: str) -> None:
-    shape = (family.name, number, operand.shape, given)
+def _warn_once(family: Family, number: int, operand: Any, division: str, needed: str) -> None:
+    shape = (family.name, number, operand.shape, division)
     if shape in gather_warnings:
         return
     gather_warnings[shape] = None
     message = (
         f"each device gathers operand {number} of {family.name}, {operand.size * operand.dtype.itemsize} bytes, "
-        f"which is divided {given}, and is needed {wanted}.\n"
+        f"which is divided {division}, and is needed {needed}.\n"
         f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not; devices must "
         f"divide a dim evenly"
     )
@@ -145,24 +145,24 @@ def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
 
     def program(*operands: jax.Array) -> Sequence[jax.Array]:
         text, needed, sizes = rule.as_shardy(operands, family.outputs)
-        made = cast(Any, custom_partitioning)(together)
-        made.def_partition(
+        partitionable = cast(Any, custom_partitioning)(together)
+        partitionable.def_partition(
             partition=partition,
             decode_shardings=False,  # JAX raises an error where a part of an axis divides a dim
             sharding_rule=text,
             need_replication_factors=needed,
             **sizes,
         )
-        return made(*operands)
+        return partitionable(*operands)
 
     program.__name__ = family.name
     return jax.jit(program)
 
 
 def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Sequence[Any]) -> Division:
-    """The division by the shardings that XLA found; none where they say nothing of a mesh.
+    """The division by the shardings that XLA chose; a division without axes where they name no mesh.
 
-    Nor where a part of an axis divides a dim, as two of four devices 6 tiles.
+    Nor does it have axes where a part of an axis divides a dim, as two of four devices 6 tiles.
     """
     if mesh.empty:
         return Division(rule, {}, {})
@@ -172,13 +172,13 @@ def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Seque
         number = found_specs.index(None)
         _warn_once(family, number, operands[number], "by a part of an axis of the mesh", "whole")
         return Division(rule, {}, {})
-    found = divide(family, specs, dict(mesh.shape))
-    assert found is not None
+    division = divide(family, specs, dict(mesh.shape))
+    assert division is not None
     # An axis that divides another dim is XLA's choice, as for weights that are gathered for a product.
-    wanted = rule.fitting(specs, dict(mesh.shape)) if found.axes else found.operands
-    for number, (operand, *pair) in enumerate(zip(operands, specs, wanted, strict=True)):
+    needed = rule.fitting(specs, dict(mesh.shape)) if division.axes else division.operands
+    for number, (operand, *pair) in enumerate(zip(operands, specs, needed, strict=True)):
         _warn_if_gathered(family, number, operand, *pair)
-    return found
+    return division
 
 
 def _shardings(mesh: Any, division: Division, operands: Sequence[Any]) -> Callable[[Spec], Any]:

@@ -21,7 +21,7 @@ from tilekern.primitive import call
 if TYPE_CHECKING:
     from tilekern.kernel.tile_family import TileFamily
 
-# The kernels of a call, and the targets that they are for.
+# The kernels of a call, each with its target.
 type Calls = list[tuple[TileFamily, Target]]
 
 # The jitted program of a call for a target, and how XLA's partitioner treats it.
@@ -35,11 +35,11 @@ class Family:
     """Base of families: an implementation of `tilekern.primitive.Family`.
 
     Attributes:
-      name: of the kernel.
-      asked: the target that the call names, None for the best one of the platform it is lowered for.
+      name: the name of the kernel or op.
+      asked: the target that the call names; None for the best target of the platform it is lowered for.
       target: the target whose member stands for the family where no platform is known yet.
       outputs: the types of the results.
-      caches: of members and programs.
+      caches: the caches of members and programs.
     """
 
     outputs: Sequence[jax.ShapeDtypeStruct]
@@ -69,7 +69,7 @@ class Family:
 
     @property
     def rule(self) -> ShardingRule | None:
-        """The sharding rule by the accesses alone: a `part` by it may lack a proof. None if no rule is known."""
+        """The sharding rule by the accesses alone, by which a `part` may lack a proof; None if no rule is known."""
         return None
 
     @property
@@ -95,7 +95,7 @@ class Family:
         return self.caches.parts[key]
 
     def _part(self, parts: Mapping[str, int]) -> Family | str:
-        """`part`, for one part or more."""
+        """`part`, for at least one name, without the cache."""
         raise NotImplementedError
 
     def calls_host(self, target: Target) -> bool:
@@ -107,11 +107,11 @@ class Family:
         return on_explicit_mesh(self, operands)
 
     def types_on_mesh(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """The types of the results of such a call, if `divided` binds the primitive."""
+        """The types of the results of a call of which explicit axes divide operands; for `divided` that binds it."""
         raise NotImplementedError
 
     def program_on_mesh(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program of such a call, traced with types that explicit axes divide."""
+        """The jitted program of a call of which explicit axes divide operands, traced with their types."""
         raise NotImplementedError
 
     def call(self, platform: str, site: _meshes.Site) -> Callable[..., Sequence[jax.Array]]:
@@ -128,10 +128,10 @@ class Family:
             return self.program_on_mesh(target)
         if site.gathered and self._is_divided_at(site, target):
             return self._partitioned(target)
-        found = self.caches.programs.get(target)
-        if found is None:
-            self.caches.programs[target] = found = self.program(target)
-        program, partitioning = found
+        program_of_target = self.caches.programs.get(target)
+        if program_of_target is None:
+            self.caches.programs[target] = program_of_target = self.program(target)
+        program, partitioning = program_of_target
         if site.divided and partitioning == "refused":
             raise self._not_partitioned(site)
         if site.divided and partitioning == "replicated":
@@ -181,11 +181,14 @@ class Family:
         warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The results and their tangents; None is a tangent that is zero."""
+        """The results and their tangents; a tangent that is zero is None, in arguments and results."""
         raise NotImplementedError
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, in which the results are linear."""
+        """For each operand that is a `jax.ShapeDtypeStruct`, its cotangent, or None for zeros; else None.
+
+        The results are linear in such operands, taken together. None in `cotangents` stands for zeros.
+        """
         raise NotImplementedError
 
     @cached_property

@@ -29,10 +29,10 @@ class FunctionFamily(Family):
 
     def function(self, target: Target) -> Callable[..., list[jax.Array]]:
         """The function of flat operands, traced once for a target."""
-        found = self.caches.members.get(target)
-        if found is None:
-            self.caches.members[target] = found = self._trace(target)
-        return found
+        function = self.caches.members.get(target)
+        if function is None:
+            self.caches.members[target] = function = self._trace(target)
+        return function
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
         return _jax.of_jaxpr(traced(self.untraced(target), self.types), self.name)
@@ -65,20 +65,20 @@ class FunctionFamily(Family):
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         moving = tuple(t is not None for t in tangents)
-        made = self.caches.derived.get(moving)
-        if made is None:
-            self.caches.derived[moving] = made = FunctionTangent(self, moving)
-        return call(self, *primals), call(made, *primals, *(t for t in tangents if t is not None))
+        tangent_family = self.caches.derived.get(moving)
+        if tangent_family is None:
+            self.caches.derived[moving] = tangent_family = FunctionTangent(self, moving)
+        return call(self, *primals), call(tangent_family, *primals, *(t for t in tangents if t is not None))
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         linear = tuple(x if isinstance(x, jax.ShapeDtypeStruct) else None for x in operands)
         key = ("transpose", linear)
-        made = self.caches.derived.get(key)
-        if made is None:
-            self.caches.derived[key] = made = FunctionTranspose(self, linear)
-        known = [x for x, unknown in zip(operands, linear, strict=True) if unknown is None]
-        found = iter(call(made, *known, *filled(cotangents, self.outputs)))
-        return [None if unknown is None else next(found) for unknown in linear]
+        transpose_family = self.caches.derived.get(key)
+        if transpose_family is None:
+            self.caches.derived[key] = transpose_family = FunctionTranspose(self, linear)
+        fixed = [x for x, unknown in zip(operands, linear, strict=True) if unknown is None]
+        results = iter(call(transpose_family, *fixed, *filled(cotangents, self.outputs)))
+        return [None if unknown is None else next(results) for unknown in linear]
 
 
 class BatchedFunctionFamily(FunctionFamily):
@@ -106,7 +106,7 @@ class BatchedFunctionFamily(FunctionFamily):
 
 
 class FunctionTangent(FunctionFamily):
-    """The tangents of a family's results, for its operands and the tangents of those that move."""
+    """The tangents of a family's results, for its operands and the tangents of operands that move."""
 
     def __init__(self, of: FunctionFamily, moving: tuple[bool, ...]) -> None:
         super().__init__(f"{of.name}_tangent", of.asked)
@@ -131,8 +131,8 @@ class FunctionTangent(FunctionFamily):
             primals, tangents = operands[:count], operands[count:]
 
             def of_moving(*moving: jax.Array) -> list[jax.Array]:
-                given = dict(zip(moved, moving, strict=True))
-                return function(*(given.get(n, x) for n, x in enumerate(primals)))
+                by_number = dict(zip(moved, moving, strict=True))
+                return function(*(by_number.get(n, x) for n, x in enumerate(primals)))
 
             return jax.jvp(of_moving, [primals[n] for n in moved], list(tangents))[1]
 
@@ -158,8 +158,8 @@ class FunctionTranspose(FunctionFamily):
         return [*(t for t, unknown in pairs if unknown is None), *self._of.outputs]
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
-        made = self._cotangents(self._of.function(target), self.outputs)
-        return _jax.of_jaxpr(traced(made, self.types), self.name)
+        cotangents = self._cotangents(self._of.function(target), self.outputs)
+        return _jax.of_jaxpr(traced(cotangents, self.types), self.name)
 
     def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
         return self._cotangents(self._of.untraced(target), [t for t in self._linear if t is not None])
@@ -171,8 +171,8 @@ class FunctionTranspose(FunctionFamily):
 
         def run(*operands: jax.Array) -> list[jax.Array]:
             def of_linear(*moving: jax.Array) -> list[jax.Array]:
-                given, moved = iter(operands[:count]), iter(moving)
-                return function(*(next(given) if unknown is None else next(moved) for unknown in self._linear))
+                fixed, moved = iter(operands[:count]), iter(moving)
+                return function(*(next(fixed) if unknown is None else next(moved) for unknown in self._linear))
 
             pull = cast(Callable[..., Any], jax.linear_transpose(of_linear, *types))
             return list(pull(_meshes.placed(operands[count:], jax.eval_shape(of_linear, *types))))
@@ -181,7 +181,7 @@ class FunctionTranspose(FunctionFamily):
 
 
 def filled(values: Sequence[Any], types: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-    """Values, zeros for those that are None."""
+    """The values, with zeros of the type in `types` for each None."""
     return [jnp.zeros(t.shape, t.dtype) if v is None else v for v, t in zip(values, types, strict=True)]
 
 
@@ -197,8 +197,8 @@ def traced(function: Callable[..., list[jax.Array]], operands: Sequence[jax.Shap
 
 
 def called(jaxpr: _jax.Jaxpr, target: Target) -> Calls:
-    """The kernels that a jaxpr calls, each different one once."""
-    found: Calls = []
+    """The kernels that a jaxpr calls, each with its target, without repetitions."""
+    calls: Calls = []
     for family, operands in calls_in(jaxpr):
-        found += family.kernels(family.asked or target, operands)
-    return list(dict.fromkeys(found))
+        calls += family.kernels(family.asked or target, operands)
+    return list(dict.fromkeys(calls))

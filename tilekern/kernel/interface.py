@@ -1,4 +1,4 @@
-"""The arrays that the stages of a kernel or op take and return, and the check of the arrays of a call."""
+"""The arrays that the stages of a kernel or op take and return; the check of a call's arrays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Interface:
     """The arguments and results of a traced kernel or op.
 
     Attributes:
-      name: of the kernel or op.
+      name: the name of the kernel or op.
       signature: the parameters.
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       results: the types of the results.
-      captured: arrays that a body closes over, operands after those of the arguments.
+      captured: arrays that a body closes over: further operands, after the arrays of the arguments.
       statics: the static arguments, in words.
     """
 
@@ -47,20 +47,24 @@ class Interface:
         return any(isinstance(array, _jax.Tracer) for array in self.captured)
 
     def flat(self, arguments: tuple[Any, ...]) -> list[Any]:
-        """The arrays of the arguments, which must have the types that the kernel or op was traced for."""
-        found, wanted = _jax.structure(arguments), _jax.structure(self.arguments)
-        if found != wanted:
-            raise self._other(f"arguments of the structure {wanted}", str(found))
+        """The arrays of the arguments in order, without `captured`.
+
+        Raises:
+          ArgumentError: they have another structure or other types than the kernel or op was traced for.
+        """
+        structure, traced_structure = _jax.structure(arguments), _jax.structure(self.arguments)
+        if structure != traced_structure:
+            raise self._other(f"arguments of the structure {traced_structure}", str(structure))
         with_paths, _ = _jax.flatten_with_path(arguments)
         for (path, leaf), aval in zip(with_paths, jax.tree.leaves(self.arguments), strict=True):
             name = self.signature.leaf_name(path)
-            given = check_argument(self.name, name, leaf)
-            if given != aval or isinstance(leaf, jax.ShapeDtypeStruct):
+            leaf_type = check_argument(self.name, name, leaf)
+            if leaf_type != aval or isinstance(leaf, jax.ShapeDtypeStruct):
                 raise self._other(f"{name} = {describe(aval)}", f"{name} = {describe(leaf)}")
         return jax.tree.leaves(arguments)
 
     def moving(self, wrt: str | Sequence[str] | None) -> list[bool]:
-        """For each array of the arguments, whether it belongs to one of the parameters of some names.
+        """One flag for each array of the arguments: True if it is of floats and belongs to a parameter in `wrt`.
 
         Args:
           wrt: names of parameters, or one name; None for all arrays of floats.
@@ -68,11 +72,11 @@ class Interface:
         names = (wrt,) if isinstance(wrt, str) else wrt if wrt is None else tuple(wrt)
         pairs = zip(self.signature.arrays, self.arguments, strict=False)
         leaves = [(name, leaf) for name, tree in pairs for leaf in jax.tree.leaves(tree)]
-        found = [
+        flags = [
             jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) and (names is None or name in names)
             for name, leaf in leaves
         ]
-        floats = {name for (name, _), moves in zip(leaves, found, strict=True) if moves}
+        floats = {name for (name, _), moves in zip(leaves, flags, strict=True) if moves}
         if not floats or not all(name in floats for name in names or ()):
             raise ArgumentError(
                 f"{self.name} has no gradient with respect to that",
@@ -80,7 +84,7 @@ class Interface:
                 got=f"wrt = {describe(wrt)}",
                 fix=f"choose among {', '.join(dict.fromkeys(name for name, _ in leaves))}",
             )
-        return found
+        return flags
 
     def _other(self, expected: str, got: str) -> ArgumentError:
         return ArgumentError(
@@ -90,13 +94,13 @@ class Interface:
             fix="trace it again for these arguments",
         )
 
-    def packed(self, found: Sequence[Any]) -> Any:
-        """The results of a program as a call returns them."""
-        return self.results.pack(unpacked(found, jax.tree.leaves(self.results.trees)))
+    def packed(self, outputs: Sequence[Any]) -> Any:
+        """The results of a program, packed as a call returns them."""
+        return self.results.pack(unpacked(outputs, jax.tree.leaves(self.results.trees)))
 
-    def packed_arrays(self, found: Sequence[Any]) -> Any:
-        """The same as NumPy arrays."""
-        return self.results.pack([np.asarray(x) for x in unpacked(found, jax.tree.leaves(self.results.trees))])
+    def packed_arrays(self, outputs: Sequence[Any]) -> Any:
+        """The results of a program as NumPy arrays, packed as a call returns them."""
+        return self.results.pack([np.asarray(x) for x in unpacked(outputs, jax.tree.leaves(self.results.trees))])
 
 
 def of_call(call: DeclaredCall, captured: tuple[Any, ...] = ()) -> Interface:
@@ -108,7 +112,8 @@ def of_call(call: DeclaredCall, captured: tuple[Any, ...] = ()) -> Interface:
 def of_flat_arrays(family: TileFamily, target: Target) -> Interface:
     """The interface of a kernel that an op calls, as a function of flat arrays.
 
-    The arrays are those of its arguments, then those that it closes over. The results are an array, or a tuple.
+    The arguments are the arrays of the call, then the arrays that the kernel closes over. The result is an array, or a
+    tuple of arrays.
     """
     inputs = family.func(target).inputs
     names = [inputs[n].name for n in range(len(family.types))]

@@ -55,10 +55,10 @@ class KernelFamily(TileFamily):
         target: Target | None,
     ) -> None:
         super().__init__(definition.signature.name, target)
-        found = _results(definition, arguments, statics)
+        result_types = _results(definition, arguments, statics)
         settings = definition.settings()
-        self.declared = DeclaredCall(definition, tuple(arguments), statics, blocks, target, found, settings)
-        self.outputs = jax.tree.leaves(found.trees)
+        self.declared = DeclaredCall(definition, tuple(arguments), statics, blocks, target, result_types, settings)
+        self.outputs = jax.tree.leaves(result_types.trees)
         # Members of a body that closes over traced values, which can be traced while these live only.
         self._traced_early: dict[_Blocks, Member] = {}
         # Traces without passes, which the first member and the rule share, and the checks of parts.
@@ -67,7 +67,7 @@ class KernelFamily(TileFamily):
 
     @cached_property
     def _first(self) -> tuple[_Blocks, Tracing]:
-        """The blocks and the trace, without passes, for `self.target`, which decides what the operands are."""
+        """The blocks and the trace, without passes, for `self.target`, whose trace decides what the operands are."""
         blocks = self._blocks(self.target)
         return blocks, self._as_traced(blocks)
 
@@ -93,10 +93,10 @@ class KernelFamily(TileFamily):
         if self.captures_tracers:
             # A target that `trace_early` could not trace for has the blocks of the first one.
             return self._traced_early.get(blocks) or self.member(self.target)
-        found = self.caches.members.get(blocks)
-        if found is None:
-            self.caches.members[blocks] = found = self._member(blocks)
-        return found
+        member = self.caches.members.get(blocks)
+        if member is None:
+            self.caches.members[blocks] = member = self._member(blocks)
+        return member
 
     def trace_early(self) -> None:
         """Trace the body for each platform that a call may be lowered for, while the values it closes over live."""
@@ -152,17 +152,20 @@ class KernelFamily(TileFamily):
         return tuple((name, chosen[name]) for name in self.declared.signature.blocks)
 
     def _member(self, blocks: _Blocks) -> Member:
-        """The kernel with other blocks than the first, with which its body may close over other arrays."""
-        traced, known = self._trace(blocks), self.captured
+        """The kernel with other blocks than the first, with which its body may close over other arrays.
+
+        Arrays that are no operands of the call become constants of the member.
+        """
+        traced, operands = self._trace(blocks), self.captured
         first = len(jax.tree.leaves(self.declared.arguments))
         constants: list[Any] = []
         reads = list(range(first))
         for array in traced.captured:
-            number = next((n for n, other in enumerate(known) if _same(array, other)), None)
+            number = next((n for n, operand in enumerate(operands) if _same(array, operand)), None)
             if number is None:
                 if isinstance(array, _jax.Tracer):
                     raise self._other_capture(array, blocks)
-                number = len(known) + len(constants)
+                number = len(operands) + len(constants)
                 constants.append(array)
             reads.append(first + number)
         return Member(traced.func, tuple(reads), tuple(constants))
@@ -183,11 +186,11 @@ class KernelFamily(TileFamily):
 
     @cached_property
     def _rule(self) -> ShardingRule:
-        func, given = self._first[1].func, len(self.types) - len(self.captured)
+        func, operand_count = self._first[1].func, len(self.types) - len(self.captured)
         if self.declared.rules.sharding is not None:
-            return stated(self._stated_sharding(), func, given)
+            return stated(self._stated_sharding(), func, operand_count)
         is_scheduled = not self.declared.blocks.keys() >= set(self.declared.signature.blocks)
-        return rule_of(func, given, with_other_blocks=is_scheduled)
+        return rule_of(func, operand_count, with_other_blocks=is_scheduled)
 
     def calls_host(self, target: Target) -> bool:
         return any(isinstance(op, (Assert, Print)) for op in self._first[1].func.walk())
@@ -211,7 +214,7 @@ class KernelFamily(TileFamily):
         return part.reason(self.target) or part
 
     def _places(self) -> dict[str, frozenset[Place]]:
-        """For each name of the rule the dims of params that it stands for."""
+        """For each name of the rule the dims of params that it stands for, as pairs (number of the param, dim)."""
         func, rule, by_name = self._first[1].func, self._rule, defaultdict[str, set[Place]](set)
         for params, side in ((func.inputs, rule.operands), (func.outputs, rule.results)):
             for param, dims in zip(params, side, strict=True):
@@ -220,15 +223,15 @@ class KernelFamily(TileFamily):
         return {name: frozenset(places) for name, places in by_name.items()}
 
     def divided_func(self, blocks: _Blocks, parts: Mapping[frozenset[Place], int]) -> Func | str:
-        """The Func of a part of the kernel with some blocks, or the reason why there is none.
+        """The Func of a part of the kernel with some blocks; or, as a str, the reason why there is none.
 
         Args:
           blocks: the blocks.
-          parts: the number of parts, for the dims of params that are divided together.
+          parts: by dims of params that are divided together, the number of parts.
         """
         if blocks not in self._factors:
-            known = sharding_of(self._as_traced(blocks).func)
-            self._factors[blocks] = {factor.dims: factor for factor in known.factors}
+            sharding = sharding_of(self._as_traced(blocks).func)
+            self._factors[blocks] = {factor.dims: factor for factor in sharding.factors}
         factors = self._factors[blocks]
         if not all(dims in factors for dims in parts):
             return "with the blocks of a part its tiles are no parts of the whole"
@@ -243,10 +246,10 @@ class KernelFamily(TileFamily):
 
     def _as_traced(self, blocks: _Blocks) -> Tracing:
         """The body with some blocks, before all passes, which change nothing in it."""
-        found = self._raw.get(blocks)
-        if found is None:
-            found = self._raw[blocks] = self._traced(blocks)
-        return found
+        tracing = self._raw.get(blocks)
+        if tracing is None:
+            tracing = self._raw[blocks] = self._traced(blocks)
+        return tracing
 
     def _traced(self, blocks: _Blocks) -> Tracing:
         call, definition = self.declared, self.declared.definition
@@ -268,12 +271,12 @@ class PartFamily(KernelFamily):
     """A kernel on the part of each operand that a device has.
 
     The body is traced for the types of the parts. With some blocks it is proved if that trace is, op by op, the Func
-    that `divide` makes of the trace for whole arrays. A target has blocks that are proved: its own for the part, or its
-    own for the whole, or those of the first target, for which the family was made.
+    that `divide` makes of the trace for whole arrays. A target gets blocks that are proved: its own for the part, or
+    its own for the whole, or else the blocks of `self.target`.
 
     Args:
       whole: the family of the call.
-      parts: the number of parts, for the dims of params that are divided together.
+      parts: by dims of params that are divided together, the number of parts.
       operands: the types of the parts of operands.
     """
 
@@ -323,23 +326,23 @@ class PartFamily(KernelFamily):
         return self._reasons[blocks]
 
     def _compared(self, blocks: _Blocks) -> str:
-        wanted = self._whole.divided_func(blocks, self._parts)
-        if isinstance(wanted, str):
-            return wanted
+        divided = self._whole.divided_func(blocks, self._parts)
+        if isinstance(divided, str):
+            return divided
         try:
             traced = self._as_traced(blocks)
         except Exception as error:  # of the user's body
             return _failed(error)
-        different = difference(dce(wanted), dce(traced.func))
-        # Bodies may leave out an index that is 0 in all programs, as that of a part's only group.
-        if different and difference(_simplified(wanted), _simplified(traced.func)):
+        different = difference(dce(divided), dce(traced.func))
+        # Bodies may leave out an index that is 0 in all programs, as the index of a part's only group.
+        if different and difference(_simplified(divided), _simplified(traced.func)):
             return f"the body depends on its size ({different})"
         pairs = zip(self._whole._as_traced(blocks).captured, traced.captured, strict=True)
         return "" if all(_same(*pair) for pair in pairs) else "the body closes over other arrays for a part"
 
 
 def _simplified(func: Func) -> Func:
-    """A Func for a comparison."""
+    """A Func with indices pinned that can only be 0, after the passes, for a comparison."""
     return pipeline.run(pin_indices(func))
 
 
@@ -349,7 +352,11 @@ def _failed(error: Exception) -> str:
 
 
 def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Results:
-    """The results of a kernel, checked against its parameters."""
+    """The results of a kernel, checked against its parameters.
+
+    Raises:
+      ArgumentError: the numbers of inputs and outputs do not fit the parameters, or an output is donated.
+    """
     name, names = definition.signature.name, definition.signature.arrays
     with source.at(source.current()):  # the call: frames of an out_type are the user's, too
         declared = definition.declared_type(arguments, statics)
@@ -370,9 +377,9 @@ def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[
                 got=f"donate = {definition.donate!r}",
                 fix="an output is the kernel's to write anyway; leave it out of donate",
             )
-        found = results(name, donated, declared)
-    check_sizes(name, {f"result {n}": x for n, x in enumerate(jax.tree.leaves(found.trees))})
-    return found
+        checked_results = results(name, donated, declared)
+    check_sizes(name, {f"result {n}": x for n, x in enumerate(jax.tree.leaves(checked_results.trees))})
+    return checked_results
 
 
 def _role(definition: Definition, name: str) -> Role:
@@ -387,8 +394,8 @@ def _output(name: str, path: tuple[Any, ...], leaf: Any, role: Role) -> Param:
     return _param(name, role, path, leaf)
 
 
-def _same(array: Any, other: Any) -> bool:
-    """True for one and the same array, and for equal arrays of NumPy, of which each trace has its own copy."""
-    if not (isinstance(array, np.ndarray) and isinstance(other, np.ndarray)):
-        return array is other
-    return (array.shape, array.dtype) == (other.shape, other.dtype) and array.tobytes() == other.tobytes()
+def _same(array: Any, operand: Any) -> bool:
+    """True for the same object, and for equal arrays of NumPy, of which each trace has its own copy."""
+    if not (isinstance(array, np.ndarray) and isinstance(operand, np.ndarray)):
+        return array is operand
+    return (array.shape, array.dtype) == (operand.shape, operand.dtype) and array.tobytes() == operand.tobytes()

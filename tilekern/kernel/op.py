@@ -24,10 +24,10 @@ def op(
 
     The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
     types that `out_type` names. Inside, shapes may depend on blocks: split a reduction over programs, then combine.
-    What it reads besides its parameters keeps its first value, as in a `kernel`.
+    A global that it reads keeps its first value, as in a `kernel`.
 
     Args:
-      function: left out: the decorator has arguments, `@tk.op(out_type=...)`.
+      function: never passed: the decorator is written with arguments, `@tk.op(out_type=...)`.
       out_type: required; the types of the results, as for `kernel`.
       linear: names of inputs in which the results are linear, as for `kernel`; derivatives are stated as a kernel's.
 

@@ -40,10 +40,10 @@ class OpFamily(FunctionFamily):
         _check_call(definition, arguments, blocks)
         declared = definition.declared_type(arguments, statics)
         with source.at(definition.loc):
-            found = results(self.name, (), declared)
+            result_types = results(self.name, (), declared)
         settings = definition.settings()
-        self.declared = DeclaredCall(definition, tuple(arguments), statics, blocks, target, found, settings)
-        self.outputs = jax.tree.leaves(found.trees)
+        self.declared = DeclaredCall(definition, tuple(arguments), statics, blocks, target, result_types, settings)
+        self.outputs = jax.tree.leaves(result_types.trees)
         self.function(self.target)
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
@@ -81,13 +81,13 @@ class OpFamily(FunctionFamily):
 
     def _checked(self, returned: Any) -> list[jax.Array]:
         leaves, tree = _jax.flatten(returned)
-        found = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
-        if found != self.declared.results.trees:
+        types = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
+        if types != self.declared.results.trees:
             with source.at(self.declared.definition.loc):
                 raise ArgumentError(
                     f"the op {self.name} returned other types than its out_type says",
                     expected=str(self.declared.results.trees),
-                    got=str(found),
+                    got=str(types),
                     fix="cast or reshape the results, or correct out_type",
                 )
         return leaves

@@ -1,4 +1,4 @@
-"""The stages of an op: `TracedOp`, `LoweredOp`, `CompiledOp`; each holds those of the kernels that it calls."""
+"""The stages of an op: `TracedOp`, `LoweredOp`, `CompiledOp`; each holds the stages of the kernels in the op."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TracedOp:
 
     Attributes:
       jaxpr: the JAX code around the kernels, with the blocks of the default target.
-      kernels: a `Traced` for each different call of a kernel, in the order of the calls, also of those in ops that
-        the op calls. `jax.vmap` around a call has made it an axis. They take flat arrays: those of the arguments, then
-        those that the kernel closes over.
+      kernels: a `Traced` for each different call of a kernel, in the order of the calls, also of calls in ops that the
+        op calls. `jax.vmap` around a call is an axis of the kernel. The kernels take flat arrays: the arrays of the
+        arguments, then the arrays that the kernel closes over.
     """
 
     def __init__(self, family: OpFamily, again: Callable[[Target], OpFamily]) -> None:
@@ -47,10 +47,10 @@ class TracedOp:
           target: its name.
           emitter: as for `Traced.lower`; all kernels of the op must have a form for "gluon".
         """
-        found = resolve(target, emitter)
+        resolved = resolve(target, emitter)
         settings = self._family.declared.settings
         with jax.enable_x64(settings.x64), _jax.checking(settings):
-            return LoweredOp(self._again(found), found)
+            return LoweredOp(self._again(resolved), resolved)
 
 
 class LoweredOp:
@@ -59,8 +59,8 @@ class LoweredOp:
     Attributes:
       target: its name.
       jaxpr: the JAX code around the kernels, with the target's blocks.
-      kernels: a `Lowered` for each kernel, in the order of `TracedOp.kernels`. Kernels that the op calls with a
-        `target=` of their own have that one.
+      kernels: a `Lowered` for each kernel, in the order of `TracedOp.kernels`. A kernel that the op calls with a
+        `target=` is lowered to that target.
     """
 
     def __init__(self, family: OpFamily, target: Target) -> None:
@@ -90,7 +90,7 @@ class CompiledOp:
     """A compiled op: call it with arrays of the types it was traced for.
 
     Attributes:
-      kernels: a `Compiled` for each kernel, with the `asm` and the `resources` of it.
+      kernels: a `Compiled` for each kernel, with its `asm` and its `resources`.
     """
 
     def __init__(self, family: OpFamily, target: Target, kernels: tuple[Compiled, ...]) -> None:
@@ -130,5 +130,5 @@ class CompiledOp:
 
 
 def _lowered(calls: Calls, target: Target) -> list[Lowered]:
-    wanted = ((kernel, on_platform(target.platform, asked)) for kernel, asked in calls)
-    return [Lowered(kernel, of_flat_arrays(kernel, found), found) for kernel, found in wanted]
+    with_targets = ((kernel, on_platform(target.platform, asked)) for kernel, asked in calls)
+    return [Lowered(kernel, of_flat_arrays(kernel, own_target), own_target) for kernel, own_target in with_targets]

@@ -67,8 +67,8 @@ class Results:
 
     Attributes:
       trees: a pytree of `jax.ShapeDtypeStruct` for each result: donated inputs, then outputs.
-      roles: of the outputs' arrays, in pytrees of the same structure as the outputs'.
-      single: whether the only result is returned as it is, and not in a tuple.
+      roles: for each output a pytree with the role of each of its arrays.
+      single: True if the only result is returned as it is, and not in a tuple.
     """
 
     trees: tuple[Any, ...]
@@ -87,7 +87,16 @@ class Results:
 
 
 def results(name: str, donated: Sequence[Any], declared: Any) -> Results:
-    """The results of the kernel `name`, whose `out_type` returned `declared`."""
+    """The results of the kernel `name`, whose `out_type` returned `declared`.
+
+    Args:
+      name: the name of the kernel, for errors.
+      donated: the types of the donated inputs, which come first.
+      declared: the type of the only output, or a tuple with an entry for each output.
+
+    Raises:
+      ArgumentError: `declared` has something that is no type of an array.
+    """
     single = not isinstance(declared, tuple)
     outputs: tuple[Any, ...] = (declared,) if single else declared  # pyright: ignore[reportUnknownVariableType] -- the user's
     for leaf in jax.tree.leaves(outputs):

@@ -8,7 +8,7 @@
 
 The first line has the version of the format, and a hash of all that follows. The header is JSON, and ends at an empty
 line. There is one Func for each choice of blocks; each target names its Func and its launch options. `decode` trusts
-nothing: the verifier checks each Func, and its arrays must be those that the header tells callers.
+nothing: the verifier checks each Func, and its arrays must have the types that the header tells callers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DTYPES = {**DTYPES, **{str(dtype): dtype for dtype in FOUR_BITS}}
 
 
 def encode(family: TileFamily, interface: Interface, default: Target, targets: Sequence[str] | None) -> str:
-    """The text of a file with the kernel for some targets, or for all whose blocks the schedule knows."""
+    """The text of a file with the kernel for `default` and `targets`; None for all targets that have a schedule."""
     members: dict[str, dict[str, Any]] = {}
     saved: dict[str, dict[str, Any]] = {}
     chosen = TARGETS.values() if targets is None else [resolve(name) for name in targets]
@@ -71,8 +71,8 @@ def encode(family: TileFamily, interface: Interface, default: Target, targets: S
         "targets": saved,
     }
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in header.items())
-    rest = f"{{{lines}}}\n\n" + "\n".join(members)
-    return f"tilekern kernel, version {VERSION}, sha256 {_hash(rest)}\n{rest}"
+    content = f"{{{lines}}}\n\n" + "\n".join(members)
+    return f"tilekern kernel, version {VERSION}, sha256 {_hash(content)}\n{content}"
 
 
 def _header(interface: Interface) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _header(interface: Interface) -> dict[str, Any]:
 
 
 def _tree_text(name: str, tree: Any) -> Any:
-    """A pytree of types as JSON: an object is a dict, a list a tuple, a list behind "list" a list."""
+    """A pytree of types as JSON: a dict as an object, a tuple as [...], a list as ["list", ...], a type as "f32[8]"."""
     if tree is None:
         return None
     if isinstance(tree, jax.ShapeDtypeStruct):
@@ -109,28 +109,30 @@ def _tree_text(name: str, tree: Any) -> Any:
 
 
 def _array_text(array: Any) -> list[str]:
-    found = np.asarray(array)
-    return [f"{dtype_name(found.dtype)}{list(found.shape)}", base64.b64encode(found.tobytes()).decode()]
+    contiguous = np.asarray(array)
+    return [f"{dtype_name(contiguous.dtype)}{list(contiguous.shape)}", base64.b64encode(contiguous.tobytes()).decode()]
 
 
-def _hash(rest: str) -> str:
-    return hashlib.sha256(rest.encode()).hexdigest()
+def _hash(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def decode(text: str, file: str) -> tuple[SavedFamily, Interface, Target]:
-    """The kernel of a file.
+    """The kernel in the text of a file, its interface, and the target that it was traced for.
+
+    `file` is the name of the file, for errors.
 
     Raises:
-      LoadError: the text is not the one of a saved kernel, was changed, or has a newer version.
+      LoadError: the text is not of a saved kernel, was changed, or has a newer version.
       ParseError: a Func in it breaks a rule of the block IR.
     """
     head, _, body = _checked(text, file).partition("\n\n")
     try:
         header = json.loads(head)
-        funcs = [parse(f"func {one}") for one in f"\n{body}".split("\nfunc ")[1:]]
+        funcs = [parse(f"func {func_text}") for func_text in f"\n{body}".split("\nfunc ")[1:]]
         return _kernel(header, funcs)
     except ParseError:
         raise
@@ -139,11 +141,11 @@ def decode(text: str, file: str) -> tuple[SavedFamily, Interface, Target]:
 
 
 def _checked(text: str, file: str) -> str:
-    """All but the first line, which must be of this version and have the hash of the rest."""
+    """The text after the first line, which must name this version or an older one, and the hash of that text."""
     first = _FIRST_LINE.match(text)
     if first is None:
         raise _unreadable(file, f"a file that begins with {describe(text[:20])}")
-    version, rest = int(first[1]), text[first.end() :]
+    version, content = int(first[1]), text[first.end() :]
     if version > VERSION:
         raise LoadError(
             f"{file} was saved by a newer version of tilekern",
@@ -151,9 +153,9 @@ def _checked(text: str, file: str) -> str:
             got=f"version = {version}",
             fix="upgrade tilekern, or save the kernel again with this version",
         )
-    if _hash(rest) != first[2]:
+    if _hash(content) != first[2]:
         raise _unreadable(file, "a text that was changed after it was saved: its hash is another one")
-    return rest
+    return content
 
 
 def _unreadable(file: str, got: str) -> LoadError:
@@ -174,31 +176,31 @@ def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[SavedFami
     interface = Interface(name, signature, arguments, Results(results, (), header["single"] is True), captured, statics)
     types = [*jax.tree.leaves(arguments), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured)]
     outputs = jax.tree.leaves(results)
-    members = [_member(given, func, types, outputs) for given, func in zip(header["members"], funcs, strict=True)]
-    by_target = {t: (members[int(found["member"])], _launch(found)) for t, found in header["targets"].items()}
+    members = [_member(entry, func, types, outputs) for entry, func in zip(header["members"], funcs, strict=True)]
+    by_target = {t: (members[int(saved["member"])], _launch(saved)) for t, saved in header["targets"].items()}
     asked = None if header["asked"] is None else resolve(header["asked"])
     default = resolve(header["default"])
     residuals = None if header["residuals"] is None else int(header["residuals"])
     return SavedFamily(name, asked, types, outputs, by_target, residuals), interface, default
 
 
-def _member(given: Mapping[str, Any], func: Func, types: Sequence[Any], outputs: Sequence[Any]) -> Member:
-    """A member whose arrays are those that the header has; else compiled code would leave the arrays of a call."""
-    constants = tuple(map(_array, given["constants"]))
-    member = Member(func, tuple(map(int, given["reads"])), constants)
+def _member(entry: Mapping[str, Any], func: Func, types: Sequence[Any], outputs: Sequence[Any]) -> Member:
+    """A member whose arrays are checked against the header; else compiled code would leave the arrays of a call."""
+    constants = tuple(map(_array, entry["constants"]))
+    member = Member(func, tuple(map(int, entry["reads"])), constants)
     if not all(0 <= number < len(types) + len(constants) for number in member.reads):
         raise ValueError(f"reads = {member.reads}")
     pairs = (("inputs", member.inputs(types), func.inputs), ("outputs", outputs, func.outputs))
-    for what, told, params in pairs:
-        found = [(p.ref.shape, p.ref.dtype) for p in params]
-        wanted = [packed_type(tuple(t.shape), np.dtype(t.dtype)) for t in told]
-        if found != wanted:
-            raise ValueError(f"{what} of @{func.name} = {', '.join(str(p.ref) for p in params)}")
+    for side, avals, params in pairs:
+        param_types = [(p.ref.shape, p.ref.dtype) for p in params]
+        header_types = [packed_type(tuple(t.shape), np.dtype(t.dtype)) for t in avals]
+        if param_types != header_types:
+            raise ValueError(f"{side} of @{func.name} = {', '.join(str(p.ref) for p in params)}")
     return member
 
 
-def _launch(found: Mapping[str, Any]) -> dict[str, int]:
-    launch = {str(name): int(value) for name, value in found["launch"].items()}
+def _launch(entry: Mapping[str, Any]) -> dict[str, int]:
+    launch = {str(name): int(value) for name, value in entry["launch"].items()}
     if not set(launch) <= set(LAUNCH) or min(launch.values(), default=1) < 1:
         raise ValueError(f"launch = {launch}")
     return launch
@@ -214,14 +216,14 @@ def _tree(node: Any) -> Any:
 
 
 def _type(text: str) -> jax.ShapeDtypeStruct:
-    found = _TYPE.fullmatch(text)
-    if found is None:
+    match = _TYPE.fullmatch(text)
+    if match is None:
         raise ValueError(f"no type of an array: {text!r}")
-    return jax.ShapeDtypeStruct(tuple(int(n) for n in found[2].split(", ") if n), _DTYPES[found[1]])
+    return jax.ShapeDtypeStruct(tuple(int(n) for n in match[2].split(", ") if n), _DTYPES[match[1]])
 
 
-def _array(given: Any) -> Array:
-    text, data = given
+def _array(entry: Any) -> Array:
+    text, data = entry
     of = _type(text)
     array: Array = np.frombuffer(base64.b64decode(data, validate=True), of.dtype)
     return array.reshape(of.shape)

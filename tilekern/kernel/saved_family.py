@@ -16,7 +16,7 @@ from tilekern.lower.target import Target
 class SavedFamily(TileFamily):
     """A kernel without its Python source: a member and launch options for each target that it was saved for.
 
-    Its derivatives are derived from the block IR, unless the author stated rules: these are Python functions.
+    Its derivatives are derived from the block IR. It has none if the author stated rules, which are Python functions.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class SavedFamily(TileFamily):
         self._types, self._members, self._residuals = list(types), members, residuals
 
     def member(self, target: Target) -> Member:
-        return self._found(target)[0]
+        return self._entry(target)[0]
 
     def launch(self, target: Target) -> Mapping[str, int]:
-        return self._found(target)[1]
+        return self._entry(target)[1]
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
@@ -57,16 +57,16 @@ class SavedFamily(TileFamily):
         assert self._residuals is not None, self.name
         return self._residuals
 
-    def _found(self, target: Target) -> tuple[Member, Mapping[str, int]]:
-        found = self._members.get(target.full_name)
-        if found is None:
+    def _entry(self, target: Target) -> tuple[Member, Mapping[str, int]]:
+        entry = self._members.get(target.full_name)
+        if entry is None:
             raise TargetError(
                 f"the file of {self.name} has no blocks for this target",
                 expected=f"one of {', '.join(map(repr, self._members))}",
                 got=f"target = {target.full_name!r}",
                 fix=f"save the kernel with targets=[..., {target.full_name!r}]",
             )
-        return found
+        return entry
 
     @property
     def _derivable(self) -> SavedFamily:

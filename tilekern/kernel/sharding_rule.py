@@ -1,4 +1,4 @@
-"""Sharding rules: which dims of a call's arrays devices may divide, and what each device then has of the results."""
+"""Sharding rules: the dims of a call's arrays that devices may divide, and the results that each device then has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 from tilekern.ir.analysis.sharding import sharding_of
 from tilekern.ir.core import Func
 
-# The names of the factors of the dims of an array.
+# For each dim of an array the name of its factor.
 type Dims = tuple[str, ...]
 # For each dim of an array the axes of the mesh that divide it.
 type Spec = tuple[tuple[str, ...], ...]
@@ -27,9 +27,9 @@ class ShardingRule:
     Attributes:
       operands: for each operand the names of its dims.
       results: for each result the names of its dims.
-      sizes: by name, the extents that are divided: the number of devices must divide each.
-      sums: by name, the numbers of the results that are then addends, to be summed over the devices.
-      reasons: by name, why other dims cannot be divided.
+      sizes: by name, the extents that are divided: the number of devices must divide each extent.
+      sums: by name, the numbers of the results that are addends if it is divided, to be summed over the devices.
+      reasons: by name, the reason why it cannot be divided, for names that are not in `sizes`.
     """
 
     operands: tuple[Dims, ...]
@@ -51,11 +51,11 @@ class ShardingRule:
         return "\n".join(lines)
 
     def as_shardy(self, operands: Sequence[Any], results: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, int]]:
-        """The rule for XLA: its text, the factors that must be whole, and sizes of parts of compound dims.
+        """The rule for XLA: its text, the factors that must be whole, and the sizes of factors of compound dims.
 
         Args:
           operands: the types of the operands.
-          results: those of the results.
+          results: the types of the results.
         """
         factors: dict[tuple[str, int], str] = {}
         whole: list[str] = []
@@ -66,19 +66,19 @@ class ShardingRule:
             common = gcd(*self.sizes.get(name, {1}))
             # Nothing divides a name with a dim of 1: each size of its dims is a factor of its own.
             key = name, common if common > 1 else size
-            known = key in factors
+            is_seen = key in factors
             factor = factors.setdefault(key, f"f{len(factors)}")
             if common <= 1:
-                whole.extend([] if known else [factor])
+                whole.extend([] if is_seen else [factor])
                 return factor
             if size == common:
                 alone.add(factor)
                 return factor
             sizes[factor] = common
-            rest = f"{factor}_{len(sizes)}"
-            sizes[rest] = size // common
-            whole.append(rest)
-            return f"({factor} {rest})"
+            cofactor = f"{factor}_{len(sizes)}"
+            sizes[cofactor] = size // common
+            whole.append(cofactor)
+            return f"({factor} {cofactor})"
 
         def side(dims: Sequence[Dims], types: Sequence[Any]) -> str:
             pairs = zip(dims, types, strict=True)
@@ -116,41 +116,57 @@ class ShardingRule:
         )
 
     def tangent(self, moving: Sequence[bool], results: Sequence[bool]) -> ShardingRule:
-        """The rule of the tangent: operands, then tangents of those that move, to tangents of some results."""
-        kept = [n for n, is_kept in enumerate(results) if is_kept]
+        """The rule of the tangent kernel, from operands and the tangents of operands that move to tangents of results.
+
+        Args:
+          moving: one flag for each operand: True if it has a tangent.
+          results: one flag for each result: True if it has a tangent.
+        """
+        moving_results = [n for n, has_tangent in enumerate(results) if has_tangent]
         moved = (o for o, moves in zip(self.operands, moving, strict=True) if moves)
-        sums = {name: frozenset(kept.index(n) for n in numbers if n in kept) for name, numbers in self.sums.items()}
-        return replace(self, operands=(*self.operands, *moved), results=tuple(self.results[n] for n in kept), sums=sums)
+        sums = {
+            name: frozenset(moving_results.index(n) for n in numbers if n in moving_results)
+            for name, numbers in self.sums.items()
+        }
+        return replace(
+            self,
+            operands=(*self.operands, *moved),
+            results=tuple(self.results[n] for n in moving_results),
+            sums=sums,
+        )
 
     def transposed(self, linear: Sequence[bool]) -> ShardingRule:
-        """The rule of the transpose: other operands, then cotangents of results, to those of the linear operands.
+        """The rule of the transpose, from other operands and results' cotangents to cotangents of linear operands.
 
-        An operand that devices share has the sum of their cotangents.
+        `linear` has one flag for each operand. An operand that devices share gets the sum of their cotangents.
         """
         pairs = [*zip(self.operands, linear, strict=True)]
         results = tuple(o for o, is_linear in pairs if is_linear)
         sums = {name: frozenset(n for n, r in enumerate(results) if name not in r) for name in self.sizes}
-        known = (o for o, is_linear in pairs if not is_linear)
-        return replace(self, operands=(*known, *self.results), results=results, sums=sums)
+        fixed = (o for o, is_linear in pairs if not is_linear)
+        return replace(self, operands=(*fixed, *self.results), results=results, sums=sums)
 
     def assign(self, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division:
         """The division of a call whose operands are divided by `specs`.
 
-        The most devices win; of as many, the first operand. An axis divides one name, and what it does not divide
-        evenly is left whole.
+        Operands may wish for different axes of a name: the most devices win; of equal numbers, the first operand. An
+        axis divides one name. Dims that it does not divide evenly stay whole.
         """
         wishes: list[tuple[int, str, tuple[str, ...]]] = []
         for dims, spec in zip(self.operands, self.fitting(specs, mesh), strict=True):
             wishes += [(_devices(axes, mesh), name, axes) for name, axes in zip(dims, spec, strict=True) if axes]
-        found: dict[str, tuple[str, ...]] = {}
+        axes_of: dict[str, tuple[str, ...]] = {}
         for _, name, axes in sorted(wishes, key=lambda wish: -wish[0]):
-            taken = {axis for some in found.values() for axis in some}
-            if name not in found and taken.isdisjoint(axes):
-                found[name] = axes
-        return Division(self, found, mesh)
+            taken = {axis for some in axes_of.values() for axis in some}
+            if name not in axes_of and taken.isdisjoint(axes):
+                axes_of[name] = axes
+        return Division(self, axes_of, mesh)
 
     def fitting(self, specs: Sequence[Spec], mesh: Mapping[str, int]) -> list[Spec]:
-        """The axes of `specs` that may divide the dims of operands, each by itself."""
+        """For each operand, the axes of its spec that may divide its dims, without regard to the other operands.
+
+        Axes are dropped from the end until they divide a dim evenly.
+        """
         pairs = zip(self.operands, specs, strict=True)
         return [tuple(self._fitting(n, axes, mesh) for n, axes in zip(dims, s, strict=True)) for dims, s in pairs]
 
@@ -168,7 +184,7 @@ class Division:
     """The division of a call.
 
     Attributes:
-      rule: of the call.
+      rule: the sharding rule of the call.
       axes: by name of a factor, the axes of the mesh that divide it.
       mesh: the sizes of the axes.
     """
@@ -189,12 +205,12 @@ class Division:
 
     @property
     def parts(self) -> dict[str, int]:
-        """By name of a factor the number of its parts, where that is more than one."""
+        """By name of a factor the number of its parts; names with one part are left out."""
         counts = {name: _devices(axes, self.mesh) for name, axes in self.axes.items()}
         return {name: count for name, count in counts.items() if count > 1}
 
     def without_last_axis(self, name: str, reason: str) -> ShardingRule:
-        """The rule in which all but the last of the axes that divide a name may; else its dims are whole."""
+        """The rule by which all axes of a name but the last may divide it; its dims are whole if that is one part."""
         most = _devices(self.axes[name][:-1], self.mesh)
         if most == 1:
             return self.rule.without(name, reason)
@@ -217,9 +233,9 @@ def part_types(
     """The types of the parts of arrays.
 
     Args:
-      types: of the whole arrays.
+      types: the types of the whole arrays.
       dims: for each array the names of its dims.
-      parts: by name the number of parts.
+      parts: by name the number of parts; 1 for names that are left out.
     """
     shapes = [
         [n // parts.get(name, 1) for n, name in zip(t.shape, names, strict=True)]
@@ -228,23 +244,23 @@ def part_types(
     return [jax.ShapeDtypeStruct(tuple(shape), t.dtype) for t, shape in zip(types, shapes, strict=True)]
 
 
-def rule_of(func: Func, given: int, *, with_other_blocks: bool) -> ShardingRule:
+def rule_of(func: Func, operand_count: int, *, with_other_blocks: bool) -> ShardingRule:
     """The rule of a kernel.
 
     Args:
       func: the kernel as it was traced.
-      given: how many of its inputs a call gives; the others are arrays that its body closes over.
+      operand_count: the number of its inputs that a call passes; the body closes over all further inputs.
       with_other_blocks: see `sharding_of`.
     """
-    known = sharding_of(func, with_other_blocks=with_other_blocks)
+    sharding = sharding_of(func, with_other_blocks=with_other_blocks)
     names: dict[tuple[int, int], str] = {}
     sizes: dict[str, frozenset[int]] = {}
     sums: dict[str, frozenset[int]] = {}
-    reasons = dict(known.reasons)
+    reasons = dict(sharding.reasons)
     numbers = {param: n for n, param in enumerate(func.params)}
     outputs = [numbers[p] for p in func.outputs]
-    captured = {numbers[p] for p in func.inputs[given:]}
-    for factor in known.factors:
+    captured = {numbers[p] for p in func.inputs[operand_count:]}
+    for factor in sharding.factors:
         name = next(n for n in (factor.name, *(f"{factor.name}{k}" for k in range(99))) if n not in sizes)
         if captured.intersection(n for n, _ in factor.dims):
             reasons[name] = "the body closes over an array with a dim of its extent"

@@ -68,37 +68,37 @@ class Signature:
             hint = self.hints.get(name, kind.empty)
             parameters.append(kind(name, kind.KEYWORD_ONLY, default=default, annotation=hint or kind.empty))
         options = (*(("block", name) for name in self.blocks), ("target", "target"), *(("launch", n) for n in LAUNCH))
-        for what, name in options:
-            hint = "str | None" if what == "target" else "int | None"
+        for role, name in options:
+            hint = "str | None" if role == "target" else "int | None"
             parameters.append(kind(name, kind.KEYWORD_ONLY, default=None, annotation=hint))
         return inspect.Signature(parameters)
 
     def positional(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move inputs that were given by keyword to their place; the rest are the static arguments."""
-        found, rest = list(args), dict(keywords)
+        """The inputs in order, and all other keywords; inputs that were passed by keyword move to their place."""
+        inputs, keywords_left = list(args), dict(keywords)
         for name in self.arrays[len(args) :]:
-            if name not in rest:
+            if name not in keywords_left:
                 break
-            found.append(rest.pop(name))
-        known = {*self.blocks, *self.statics, *LAUNCH, "target"}
-        for name, value in rest.items():
-            if name not in known:
+            inputs.append(keywords_left.pop(name))
+        allowed = {*self.blocks, *self.statics, *LAUNCH, "target"}
+        for name, value in keywords_left.items():
+            if name not in allowed:
                 raise ArgumentError(
                     f"{self.name} has no keyword argument {name!r}",
-                    expected=f"one of {', '.join(sorted(known))}",
+                    expected=f"one of {', '.join(sorted(allowed))}",
                     got=f"{name} = {describe(value)}",
                     fix="arrays are given in the order of the kernel's parameters",
                 )
-        return tuple(found), rest
+        return tuple(inputs), keywords_left
 
     def leaf_name(self, path: tuple[Any, ...]) -> str:
-        """The name of an array among the arguments, such as `x['a']`, by its path in the tuple of them."""
+        """The name of an array, such as `x['a']`, by its path in the tuple of the arguments."""
         position: int = path[0].idx
         name = self.arrays[position] if position < len(self.arrays) else f"argument {position}"
         return name + jax.tree_util.keystr(path[1:])
 
     def check_statics(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of every static parameter, checked."""
+        """The value of every static parameter, checked: from `values`, else its default."""
         checked: dict[str, Any] = {}
         for name, default in self.statics.items():
             value = values.get(name, default)
@@ -131,7 +131,10 @@ class Signature:
             )
 
     def check_blocks(self, values: Mapping[str, Any], origin: str) -> dict[str, int]:
-        """Block sizes and launch options from a call or a schedule, checked."""
+        """Block sizes and launch options from a call or a schedule, checked to be ints of at least 1.
+
+        `origin` names the call or the schedule in errors.
+        """
         for name in values:
             if name not in self.blocks and name not in LAUNCH:
                 raise ArgumentError(
@@ -209,7 +212,7 @@ def _accepts(hint: Any, value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    """True for what `float` takes, an int included that is not too large."""
+    """True for a value that `float` takes: also an int, unless it is too large."""
     try:
         return hasattr(value, "__float__") and (not isinstance(value, int) or math.isfinite(float(value)))
     except OverflowError:

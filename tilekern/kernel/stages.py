@@ -1,4 +1,4 @@
-"""The stages of a kernel, as those of `jax.jit`: `Traced`, `Lowered`, `Compiled`; and `interpret`."""
+"""The stages of a kernel, like the stages of `jax.jit`: `Traced`, `Lowered`, `Compiled`; and `interpret`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Traced:
 
         Args:
           path: the file.
-          targets: the targets to save the kernel for, and that of the trace besides. All by default, without those for
-            which the schedule raises an error.
+          targets: the targets to save the kernel for, besides the target of the trace. By default all targets but those
+            for which the schedule raises an error.
 
         Raises:
           tilekern.errors.TargetError: there is no such target; or the body closes over values that are being traced.
@@ -101,7 +101,7 @@ class Traced:
     def gradient(self, wrt: str | Sequence[str] | None = None) -> Gradient:
         """The kernels that `jax.jvp` and `jax.grad` run, derived from the block IR.
 
-        A kernel whose author states rules (`Kernel.defjvp`) runs those instead.
+        A kernel whose author states rules (`Kernel.defjvp`) runs the rules instead.
 
         Args:
           wrt: names of the parameters that are differentiated, or one name; None for all inputs of floats.
@@ -157,10 +157,10 @@ class Gradient:
     """The kernels of the derivatives of a kernel; prints as their block IR.
 
     Attributes:
-      tangent: the kernel of forward mode: of the inputs, then of the tangents of those that are differentiated, to the
-        tangents of the results.
-      backward: the kernels of reverse mode, in their order. Together they compute the cotangents of the inputs that are
-        differentiated: each takes inputs of the kernel, cotangents of results, and results of those before.
+      tangent: the kernel of forward mode: from the inputs and the tangents of differentiated inputs, in this order, to
+        the tangents of the results.
+      backward: the kernels of reverse mode, in their order. Together they compute the cotangents of differentiated
+        inputs. Each takes inputs of the kernel, cotangents of results, and results of earlier kernels.
     """
 
     def __init__(
@@ -218,8 +218,8 @@ class Lowered:
 
         It runs `text` itself: for "cuda:…" in Triton's interpreter, which checks every access against the arrays.
         """
-        found = self._lowered.interpret(*_inputs(self._interface, self._member, arrays))
-        return self._interface.packed_arrays(found)
+        outputs = self._lowered.interpret(*_inputs(self._interface, self._member, arrays))
+        return self._interface.packed_arrays(outputs)
 
     def compile(self) -> Compiled:
         """Compile for the target. Its hardware need not be here, unless the result is called."""
@@ -273,7 +273,7 @@ def load(path: str | PathLike[str]) -> Traced:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file under another name and rename it, so that no reader sees an incomplete one."""
+    """Write a file under another name and rename it, so that no reader sees an incomplete file."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_text(text, encoding="ascii", newline="\n")
@@ -301,14 +301,14 @@ def interpret(traced: Traced) -> Callable[..., Any]:
 
 
 def _operands(interface: Interface, member: Member, arguments: tuple[Any, ...]) -> list[Any]:
-    """The inputs of a program: the arguments' arrays, and those that the body closes over."""
+    """The inputs of a program: the arrays of the arguments and of the body's closure, 4-bit arrays as bytes."""
     leaves = interface.flat(arguments)
     _check_closed(interface)
     return packed(member.inputs([*leaves, *interface.captured]))
 
 
 def _inputs(interface: Interface, member: Member, arguments: tuple[Any, ...]) -> list[Any]:
-    """The same as NumPy arrays."""
+    """The inputs of a program as NumPy arrays of the dtypes of its params."""
     operands = zip(_operands(interface, member, arguments), member.func.inputs, strict=True)
     return [np.asarray(x, p.ref.dtype) for x, p in operands]
 

@@ -13,9 +13,9 @@ import numpy as np
 def static_key(keywords: Mapping[str, Any]) -> tuple[Any, ...]:
     """A cache key that tells apart values that are equal in Python where a body may compute with their difference.
 
-    Equal in Python, but not here: 1, True, 1.0 and NumPy's scalars of this value; 0.0 and -0.0. The same holds for
-    elements of tuples and frozensets, and for the fields of a dataclass that its `__eq__` compares. Any other object is
-    known by its class and its own `__eq__`, and so is a field that cannot be hashed.
+    1, True, 1.0 and NumPy's scalars of this value are equal in Python, and 0.0 and -0.0 are: here they differ. The same
+    holds for elements of tuples and frozensets, and for the fields of a dataclass that its `__eq__` compares. Any other
+    object is compared by its class and its own `__eq__`, and so is a field that cannot be hashed.
     """
     return tuple((name, _exact(value)) for name, value in keywords.items())
 
@@ -56,7 +56,7 @@ def python_numbers(value: Any) -> Any:
 
     A number of NumPy has a dtype, which tiles take on: `np.float64(3)` times a tile of float32 is a tile of float64
     under `jax.enable_x64`. A Python number takes on the dtype of the tile. Numbers in tuples, lists and dataclasses are
-    replaced, too; arrays stay, also those without dims.
+    replaced, too; arrays stay, also arrays without dims.
     """
     if isinstance(value, np.generic):
         return _of_numpy(cast(Any, value))
@@ -67,8 +67,8 @@ def python_numbers(value: Any) -> Any:
             return cast(Any, value)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     fields: dict[str, Field[Any]] = getattr(kind, "__dataclass_fields__", {})
-    given = {name: getattr(value, name) for name, field in fields.items() if field.init}
-    changed = {name: new for name, old in given.items() if (new := python_numbers(old)) is not old}
+    fields_of_init = {name: getattr(value, name) for name, field in fields.items() if field.init}
+    changed = {name: new for name, old in fields_of_init.items() if (new := python_numbers(old)) is not old}
     return replace(value, **changed) if changed else value
 
 

@@ -32,7 +32,7 @@ class Member:
 
     Attributes:
       func: the block IR.
-      reads: for each input of `func` the number of its array in (*operands of the call, *constants).
+      reads: for each input of `func` the index of its array in (*operands of the call, *constants).
       constants: known arrays that the body closes over, and that are no operands of the call.
     """
 
@@ -78,12 +78,12 @@ class TileFamily(Family):
 
     @property
     def states_rules(self) -> bool:
-        """True if the author states derivatives, so that none are derived from the block IR."""
+        """True if the author states derivatives, so that no derivative is derived from the block IR."""
         return False
 
     @property
     def derives(self) -> TileFamily:
-        """The family that derivatives are derived from."""
+        """The family that derivatives are derived from: itself, or a copy with blocks for derivatives."""
         return self
 
     def calls_host(self, target: Target) -> bool:
@@ -94,7 +94,7 @@ class TileFamily(Family):
         return lower(self.func(target), target, self.launch(target))
 
     def served(self, target: Target) -> tuple[Target, Lowering]:
-        """The member lowered to a target: by the Gluon emitter if that is to be chosen, takes it and is worth it.
+        """The member lowered to a target; for the emitter "auto" by Gluon, if that takes the kernel and is worth it.
 
         Returns:
           The target with the emitter that serves, and the lowered member.
@@ -122,7 +122,7 @@ class TileFamily(Family):
         return [(self, target)]
 
     def lowered_or_portable(self, target: Target) -> tuple[Target, Lowering]:
-        """The member lowered to a target; if that refuses, with a warning, to the portable backend.
+        """The member lowered to a target; if the target refuses it, to the portable backend, with a warning.
 
         Too large a block is an error: the portable backend would need the memory, too.
 
@@ -142,12 +142,12 @@ class TileFamily(Family):
         if _jax.has_symbols((size,)):
             family = MappedFamily(self, size, dims)
             return family, family.dims
-        wanted = places(self.func(), tuple(map(before_pairs, self.types, dims)))
-        key = (size, wanted)
-        found = self.caches.batched.get(key)
-        if found is None:
-            self.caches.batched[key] = found = BatchedFamily(self, size, wanted)
-        return found, wanted
+        batch_dims = places(self.func(), tuple(map(before_pairs, self.types, dims)))
+        key = (size, batch_dims)
+        batched = self.caches.batched.get(key)
+        if batched is None:
+            self.caches.batched[key] = batched = BatchedFamily(self, size, batch_dims)
+        return batched, batch_dims
 
 
 class BatchedFamily(TileFamily):
@@ -159,13 +159,13 @@ class BatchedFamily(TileFamily):
         self.outputs = stacked(inner.outputs, size)
 
     def member(self, target: Target) -> Member:
-        found = self.caches.members.get(target)
-        if found is None:
+        member = self.caches.members.get(target)
+        if member is None:
             inner = self._inner.member(target)
             dims = (*self._dims, *(None for _ in inner.constants))
             func = batch(inner.func, self._size, tuple(dims[number] for number in inner.reads))
-            self.caches.members[target] = found = replace(inner, func=func)
-        return found
+            self.caches.members[target] = member = replace(inner, func=func)
+        return member
 
     def launch(self, target: Target) -> Mapping[str, int]:
         return self._inner.launch(target)
@@ -217,7 +217,7 @@ class MappedFamily(Family):
     """A family under `jax.vmap` over a batch of unknown size: a loop over the batch, for a grid has a known size.
 
     Attributes:
-      dims: 0 for operands that are stacked, None for those that all calls share.
+      dims: for each operand 0 if it is stacked, None if all calls share it.
     """
 
     def __init__(self, inner: Family, size: int, dims: tuple[int | None, ...]) -> None:
@@ -227,12 +227,14 @@ class MappedFamily(Family):
         self.outputs = stacked(inner.outputs, size)
 
     def program(self, target: Target) -> Program:
-        one, partitioning = self._inner.program(target)
+        program, partitioning = self._inner.program(target)
 
         def run(*operands: jax.Array) -> Sequence[jax.Array]:
             def call(slices: Sequence[jax.Array]) -> Sequence[jax.Array]:
-                each = iter(slices)
-                return one(*(x if d is None else next(each) for x, d in zip(operands, self.dims, strict=True)))
+                slices_left = iter(slices)
+                return program(
+                    *(x if d is None else next(slices_left) for x, d in zip(operands, self.dims, strict=True))
+                )
 
             return cast(Any, jax.lax).map(call, [x for x, d in zip(operands, self.dims, strict=True) if d is not None])
 
