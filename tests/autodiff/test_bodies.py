@@ -75,3 +75,25 @@ def test_a_rule_of_reverse_mode_alone_is_refused_at_its_line() -> None:
     with pytest.raises(NotDifferentiableError, match="a derivative of its own cannot be differentiated") as error:
         jax.grad(lambda x: cubes(x).sum())(x)
     assert "out[i] = _cube(x[i])" in str(error.value) and "jax.custom_jvp" in str(error.value)
+
+
+@tk.kernel(out_type=lambda count, x: x, donate=("count",))
+def counting(count, x, out):
+    """Squares, and in `count` how many elements are positive."""
+    i = tk.parallel(x.shape[0], 4)
+    count.at[0].add(jnp.sum(x[i] > 0, dtype=jnp.int32))
+    out[i] = x[i] ** 2
+
+
+@targets
+def test_an_integer_that_programs_update_has_no_tangent(target: str) -> None:
+    count, x = jnp.int32([5]), jnp.arange(-3.0, 7.0)
+    (counted, _), (_, tangents) = jax.jvp(lambda x: counting(count, x, target=target), (x,), (x,))
+    assert counted == 11
+    np.testing.assert_array_equal(tangents, 2 * x * x)
+    _, pull = jax.vjp(lambda count, x: counting(count, x, target=target)[1], count, x)
+    of_count, of_x = pull(jnp.ones_like(x))
+    assert of_count.dtype == jax.dtypes.float0
+    np.testing.assert_array_equal(of_x, 2 * x)
+    slope = jax.grad(lambda x: jax.grad(lambda x: counting(count, x, target=target)[1].sum())(x).sum())
+    np.testing.assert_array_equal(slope(x), jnp.full(10, 2.0))

@@ -55,7 +55,9 @@ def tangent(func: Func, wrt: Sequence[bool]) -> Func:
     output_tangents = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
     builder = _Tangent(input_tangents, output_tangents, active_values(func, input_tangents))
     body = builder.block(func.body.args, lambda *_: builder.inline(func.body))
-    params = (*func.inputs, *input_tangents.values(), *output_tangents.values())
+    # Of integers that programs update there is no tangent: the array is an input that this Func does not touch.
+    inputs = [p if p.ref.role == "in" else Value(replace(p.ref, role="in"), p.name) for p in func.inputs]
+    params = (*inputs, *input_tangents.values(), *output_tangents.values())
     return zero_tails(Func(f"{func.name}_tangent", params, func.axes, body, func.loc), input_tangents.values())
 
 
