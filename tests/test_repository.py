@@ -122,9 +122,40 @@ def test_the_code_of_the_readme_runs() -> None:
         exec(compile(above + block[1], readme, "exec"), namespace)
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "design").glob("*.md"))], ids=lambda page: page.name
-)
+DESIGN = ROOT / "docs" / "design"
+RECORDS = sorted(DESIGN.glob("[0-9]*.md"))
+STATUS = re.compile(r"Status: (accepted|(?:amended|superseded) by (.+)) \(\d{4}-\d\d-\d\d\)")
+LINK = re.compile(r"\]\(([^)#]+\.md)")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_a_record_has_a_status_and_is_listed_by_its_title(record: Path) -> None:
+    heading, _, status, *_ = record.read_text().splitlines()
+    title = heading.removeprefix("# ")
+    words = re.findall(r"[a-z0-9]+", title.lower().replace("'", ""))
+    assert record.stem[:4] == title[:4] and set(record.stem.split("-")) <= set(words)
+    assert f"- {title}: design/{record.name}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert (DESIGN / "index.md").read_text().count(f"[{title}]({record.name})") == 1
+    stated = STATUS.fullmatch(status)
+    assert stated
+    if stated[2]:
+        assert all(link > record.name and (DESIGN / link).exists() for link in _later_records(stated[2]))
+
+
+def _later_records(names: str) -> list[str]:
+    """The files of the records `[NNNN](file)` that a status names, each by its own number."""
+    links = [re.fullmatch(r"\[(\d{4})\]\((.+)\)", name) for name in names.split(" and ")]
+    assert all(link and link[2].startswith(link[1]) for link in links)
+    return [link[2] for link in links if link]
+
+
+@pytest.mark.parametrize("page", sorted(DESIGN.glob("*.md")), ids=lambda page: page.name)
+def test_the_pages_that_a_record_links_to_exist(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *sorted(DESIGN.glob("*.md"))], ids=lambda page: page.name)
 def test_the_modules_that_a_page_names_exist(page: Path) -> None:
     """Modules with their folder, from the root or from `tilekern/`; a bare `kernel.py` stands for many files."""
     named = re.findall(r"`((?:[\w<>]+/)+\w+\.py)`", page.read_text())
