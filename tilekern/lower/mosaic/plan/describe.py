@@ -28,8 +28,8 @@ def describe(plan: KernelPlan) -> str:
 
 def _lines(plan: KernelPlan) -> Iterator[str]:
     func = plan.func
-    taken, there = plan.vmem_bytes / 2**20, plan.chip.vmem_budget / 2**20
-    yield f"{func.name} on {plan.chip.name}: {taken:.2f} MiB of {there:.1f} MiB VMEM"
+    used, budget = plan.vmem_bytes / 2**20, plan.chip.vmem_budget / 2**20
+    yield f"{func.name} on {plan.chip.name}: {used:.2f} MiB of {budget:.1f} MiB VMEM"
     yield "grid"
     names = [func.axes[n].name for n in plan.order]
     if plan.grid_loop is not None:
@@ -69,35 +69,35 @@ def _loop(plan: KernelPlan, op: Fold) -> str:
 
 def _array(plan: KernelPlan, param: Value) -> Iterator[str]:
     ops = [op for op in plan.layouts if op.ref is param]
-    where = ", ".join(dict.fromkeys(_line(op).strip() for op in ops if _line(op)))
-    head = f"  {param.name}{list(param.ref.shape)} ({param.ref.role}{', ' + where if where else ''}): "
+    lines = ", ".join(dict.fromkeys(_line(op).strip() for op in ops if _line(op)))
+    head = f"  {param.name}{list(param.ref.shape)} ({param.ref.role}{', ' + lines if lines else ''}): "
     if param in plan.scalars.tables:
         computed = plan.func.inputs[len(plan.func.inputs) - len(plan.table_programs) :]
-        made = "computed ahead by XLA, " if param in computed else ""
-        yield f"{head}{made}prefetched into scalar memory, {4 * max(1, prod(param.ref.shape))} B"
+        origin = "computed ahead by XLA, " if param in computed else ""
+        yield f"{head}{origin}prefetched into scalar memory, {4 * max(1, prod(param.ref.shape))} B"
         return
-    seen = dict.fromkeys(found for op in ops if (found := plan.layouts[op]) is not None)
-    if not seen:
+    layouts = dict.fromkeys(layout for op in ops if (layout := plan.layouts[op]) is not None)
+    if not layouts:
         yield f"{head}not in VMEM, for no program of the kernel reads or writes it"
-    for found in seen:
-        yield head + _layout(plan, found)
+    for layout in layouts:
+        yield head + _layout(plan, layout)
 
 
-def _layout(plan: KernelPlan, found: Layout) -> str:
-    window_dims = [_KINDS[r.kind].format(size=r.size) for r in found.window.dims]
-    param = found.window.param
-    pipelined = found in plan.hbm_inputs or param in plan.pipelined_outputs
-    if found in plan.row_dma_inputs:
+def _layout(plan: KernelPlan, layout: Layout) -> str:
+    window_dims = [_KINDS[r.kind].format(size=r.size) for r in layout.window.dims]
+    param = layout.window.param
+    pipelined = layout in plan.hbm_inputs or param in plan.pipelined_outputs
+    if layout in plan.row_dma_inputs:
         return "in HBM, each row that is read is copied by itself: it does not fit VMEM as a whole"
-    kind = "in HBM, blocks" if pipelined else "resident" if _is_resident(found) else "blocked"
-    text = f"{kind} {list(found.buffer)}; along its dims {', '.join(window_dims) or 'nothing'}"
-    size = prod(found.shape) * param.ref.dtype.itemsize
-    if found.needs_copy:
-        text += f"; XLA rearranges it to {list(found.shape)} around the call: {2 * size} B read and written"
-    elif found.has_folded_dim:
-        text += f"; a reshape by XLA to {list(found.shape)}: nothing if it cancels with another, else {2 * size} B"
+    kind = "in HBM, blocks" if pipelined else "resident" if _is_resident(layout) else "blocked"
+    text = f"{kind} {list(layout.buffer)}; along its dims {', '.join(window_dims) or 'nothing'}"
+    size = prod(layout.shape) * param.ref.dtype.itemsize
+    if layout.needs_copy:
+        text += f"; XLA rearranges it to {list(layout.shape)} around the call: {2 * size} B read and written"
+    elif layout.has_folded_dim:
+        text += f"; a reshape by XLA to {list(layout.shape)}: nothing if it cancels with another, else {2 * size} B"
     return text
 
 
-def _is_resident(found: Layout) -> bool:
-    return all(v.length <= v.block for v in found.dims)
+def _is_resident(layout: Layout) -> bool:
+    return all(v.length <= v.block for v in layout.dims)

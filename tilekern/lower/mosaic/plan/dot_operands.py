@@ -14,15 +14,15 @@ from tilekern.lower.mosaic.calibration import PASS_COLUMNS, REGISTER_TILE_BYTES
 from tilekern.lower.mosaic.chip import Chip, padded_bytes
 
 BF16_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
-"""Narrow numbers that one of float32 is cut into, by the precision of a dot."""
+"""The number of bfloat16 parts that a float32 operand is split into, by the precision of a dot."""
 
 
 @dataclass(frozen=True)
 class SharedOperand:
-    """An operand of several dots, which lives with its narrow parts from the first of them to the last.
+    """An operand of several dots, which lives with its narrow parts from the first dot to the last.
 
     Attributes:
-      first, last: the numbers of these dots in their block.
+      first, last: the numbers of the first and the last dot in the block.
       size: the bytes of the operand and its parts.
     """
 
@@ -33,28 +33,28 @@ class SharedOperand:
 
 def shared_operands(block: Block) -> dict[Value, SharedOperand]:
     """The tiles that are operands of several dots of a block, transposed or not."""
-    made = {r: op for op in block.ops for r in op.results}
+    producers = {r: op for op in block.ops for r in op.results}
     dots: dict[Value, dict[int, Dot]] = {}
     for n, op in enumerate(block.ops):
         if isinstance(op, Dot):
             for value in op.operands:
-                dots.setdefault(viewed_tile(value, made), {})[n] = op
-    found: dict[Value, SharedOperand] = {}
-    for value, by in dots.items():
+                dots.setdefault(viewed_tile(value, producers), {})[n] = op
+    shared: dict[Value, SharedOperand] = {}
+    for value, users in dots.items():
         size = padded_bytes(value.tile.shape, value.tile.dtype)
         if value.tile.dtype == F32:
-            size *= max(1 + BF16_PARTS[op.precision] if op.precision in BF16_PARTS else 1 for op in by.values())
-        if len(by) > 1 and size > REGISTER_TILE_BYTES:
-            found[value] = SharedOperand(min(by), max(by), size)
-    return found
+            size *= max(1 + BF16_PARTS[op.precision] if op.precision in BF16_PARTS else 1 for op in users.values())
+        if len(users) > 1 and size > REGISTER_TILE_BYTES:
+            shared[value] = SharedOperand(min(users), max(users), size)
+    return shared
 
 
-def viewed_tile(value: Value, made: Mapping[Value, Op]) -> Value:
+def viewed_tile(value: Value, producers: Mapping[Value, Op]) -> Value:
     """The tile that a value transposes or reshapes; the value itself otherwise."""
-    op = made.get(value)
+    op = producers.get(value)
     while isinstance(op, Transpose | Reshape):
         value = op.operands[0]
-        op = made.get(value)
+        op = producers.get(value)
     return value
 
 
@@ -66,7 +66,7 @@ def is_one_column_pass(op: Dot, chip: Chip) -> bool:
 def split_operands(block: Block, chip: Chip) -> set[Value]:
     """The float32 operands that depend on a dot and are split into narrow parts while that dot still runs.
 
-    An example are the weights of attention. They take twice their size.
+    Such an operand takes twice its size; an example are the weights of attention.
     """
     dots = [
         op
@@ -78,8 +78,8 @@ def split_operands(block: Block, chip: Chip) -> set[Value]:
 
 def dot_results(block: Block) -> set[Value]:
     """The results of a block's dots, and the values that depend on them."""
-    found = set[Value]()
+    values = set[Value]()
     for op in block.ops:
-        if isinstance(op, Dot) or not found.isdisjoint(op.operands):
-            found.update(op.results)
-    return found
+        if isinstance(op, Dot) or not values.isdisjoint(op.operands):
+            values.update(op.results)
+    return values

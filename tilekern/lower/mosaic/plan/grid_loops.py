@@ -36,7 +36,7 @@ class GridLoop:
     """A chain of folds as the last axis of the grid.
 
     Attributes:
-      chain: folds over one axis; each continues behind the one before, and takes its carries.
+      chain: folds over one axis; each starts behind its predecessor, and takes the predecessor's carries.
       before, after: the ops before the chain and between its folds, and the ops behind it.
       saved: values from before the chain that are computed in the first step only.
       table_axes: the axes of the grid, by number, whose places the step table holds; empty without a table.
@@ -53,7 +53,7 @@ class GridLoop:
 
     @property
     def index(self) -> Value:
-        """The index of the first fold, which stands for the indices of all."""
+        """The index of the first fold, which stands for the indices of all folds."""
         return self.chain[0].body.args[0]
 
     @property
@@ -86,8 +86,8 @@ def find_grid_loop(func: Func) -> GridLoop | None:
         return None  # the next loop of the chain has overwritten what another op would read
     before, after = (*ops[:first], *between), ops[last + 1 :]
     outputs = {p for p in func.params if p.ref.role != "in"}
-    every = (inner for op in before for inner in op.walk())
-    if any(isinstance(op, MemoryOp) and op.ref in outputs for op in every):
+    inner_ops = (inner for op in before for inner in op.walk())
+    if any(isinstance(op, MemoryOp) and op.ref in outputs for op in inner_ops):
         return None  # a step would read the stores of a later step
     return GridLoop(chain, before, after, _saved_values(before, (*(f.body for f in chain),), after))
 
@@ -98,8 +98,8 @@ def _is_chain(chain: Sequence[Fold], order: Inequalities) -> bool:
     def axis(fold: Fold) -> tuple[int, int, bool]:
         return fold.axis.extent, fold.axis.block, fold.reverse
 
-    for one, other in pairwise(chain):
-        if axis(one) != axis(other) or other.inits != one.results:
+    for earlier, later in pairwise(chain):
+        if axis(earlier) != axis(later) or later.inits != earlier.results:
             return False
     ascending = chain[::-1] if chain[0].reverse else chain
     return all(order.at_most(low.stop, high.start) for low, high in combinations(ascending, 2))
@@ -131,8 +131,8 @@ def with_step_table(func: Func, grid_loop: GridLoop, scalars: Scalars) -> GridLo
         return None
     columns: list[tuple[int, ...]] = []
     for place in product(*(range(func.grid[n]) for n in axes)):
-        given = {args[n]: np.int32(i) for n, i in zip(axes, place, strict=True)}
-        places = [int(scalars.evaluate_numpy(b, given)) for b in bounds]
+        indices = {args[n]: np.int32(i) for n, i in zip(axes, place, strict=True)}
+        places = [int(scalars.evaluate_numpy(b, indices)) for b in bounds]
         runs = zip(places[::2], places[1::2], strict=True)
         live = {t for start, stop in runs for t in range(fold.axis.first_tile(start), fold.axis.end_tile(stop))}
         tiles = sorted(live, reverse=grid_loop.reverse)

@@ -113,7 +113,7 @@ class Layout:
         return jnp.reshape(array, self.shape)
 
     def restore(self, array: Any) -> Any:
-        """The array in its own shape, given in this layout."""
+        """The array in its own shape, from the array in this layout."""
         array = jnp.reshape(array, [self.parts[n][1] for n in self.permutation])
         if not self._in_order:
             array = jnp.transpose(array, [self.permutation.index(n) for n in range(len(self.permutation))])
@@ -122,22 +122,22 @@ class Layout:
         return array if self.padded == shape else array[tuple(slice(n) for n in shape)]
 
 
-def check_blocks(found: Layout) -> None:
+def check_blocks(layout: Layout) -> None:
     """Refuse blocks that Mosaic cannot address.
 
     Source: "Grids and BlockSpecs" of the Pallas documentation: on TPUs the last two dims of a block must be divisible
-    by 8 and 128, or equal those of the array.
+    by 8 and 128, or equal the dims of the array.
 
     Raises:
       TargetError: the layout breaks the rule.
     """
-    views = [v for v in found.dims if not is_squeezed(v, found.window.dims)]
+    views = [v for v in layout.dims if not is_squeezed(v, layout.window.dims)]
     for view, unit in zip(views[-2:], (SUBLANES, LANES), strict=True):
         if view.block % unit and view.block < view.length:
             raise TargetError(
-                f"a block of {found.window.param.name} is not aligned to the tiles of vector memory",
+                f"a block of {layout.window.param.name} is not aligned to the tiles of vector memory",
                 expected=f"a multiple of {unit} elements, or all {view.length} of the dim",
-                got=f"{view.block} elements, in blocks of {list(found.buffer)} of {list(found.shape)}",
+                got=f"{view.block} elements, in blocks of {list(layout.buffer)} of {list(layout.shape)}",
                 fix="take blocks that are multiples of (8, 128), or report this: XLA should have split the dim",
             )
 

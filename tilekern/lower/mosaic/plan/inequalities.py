@@ -12,7 +12,7 @@ class Inequalities:
     """Provable inequalities between the int32 scalars of a Func."""
 
     def __init__(self, func: Func) -> None:
-        self._known, self._ranges = definitions(func), analyze(func)
+        self._definitions, self._ranges = definitions(func), analyze(func)
 
     def at_most(self, x: Value, y: Value, depth: int = MAX_PROOF_DEPTH) -> bool:
         """True if x <= y can be proved; False says nothing."""
@@ -32,18 +32,18 @@ class Inequalities:
         return all(every_below or [False]) or all(every_above or [False]) or self._multiples(x, y, depth)
 
     def _operands(self, value: Value, function: str) -> tuple[Value, ...]:
-        op = self._known.get(value)
+        op = self._definitions.get(value)
         return op.operands if isinstance(op, Elementwise) and op.function == function else ()
 
     def _multiples(self, x: Value, y: Value, depth: int) -> bool:
-        """True if both are products with one positive factor, neither wraps around, and their numbers are ordered."""
-        one, other = self._factor(x), self._factor(y)
-        if one is None or other is None or one[1] != other[1]:
+        """True if x = a * c and y = b * c for a constant c > 0, neither product wraps around, and a <= b."""
+        x_product, y_product = self._factor(x), self._factor(y)
+        if x_product is None or y_product is None or x_product[1] != y_product[1]:
             return False
-        return self.at_most(one[0], other[0], depth - 1)
+        return self.at_most(x_product[0], y_product[0], depth - 1)
 
     def _factor(self, value: Value) -> tuple[Value, int] | None:
-        """The number and the constant positive factor of a product that does not wrap around."""
+        """(number, factor) of a product with a constant factor > 0 that does not wrap around; else None."""
         operands = self._operands(value, "mul")
         for number, factor in (operands, operands[::-1]) if operands else ():
             times, interval = self._ranges.get(factor), self._ranges.get(number)

@@ -37,14 +37,14 @@ class KernelPlan:
       constants: the values of the constant arrays.
       table_programs: the Funcs that compute the tables, one for each.
       scalars: the scalars that index maps can compute.
-      order: the axes of the Func, by number, in the order of the grid, outermost first; those in
-        `grid_loop.table_axes` are left out.
+      order: the axes of the Func, by number, in the order of the grid, outermost first, without
+        the axes in `grid_loop.table_axes`.
       grid_loop: the chain of loops that is the last axis of the grid, if there is one.
       pipelines: the loops with a pipeline of their own.
       layouts: the layout of each access's array; None for an access that reads and writes nothing in VMEM.
       inputs: the layouts of the inputs whose blocks Pallas fetches, one operand each.
       hbm_inputs: the layouts of the inputs that stay in HBM until a pipeline, or a copy of rows, fetches them.
-      row_dma_inputs: those of `hbm_inputs` of which each row is fetched by a DMA of its own.
+      row_dma_inputs: the layouts in `hbm_inputs` whose rows are fetched one by one, each by a DMA.
       outputs: the layout of each output that is written.
       output_blocks: the output blocks that each step of the grid writes.
       forms: the forms of vectors.
@@ -74,19 +74,19 @@ class KernelPlan:
     @cached_property
     def unrollings(self) -> Mapping[Fold, Unrolling]:
         """The unrolling of each loop inside of the kernel."""
-        elsewhere = {*(self.grid_loop.chain if self.grid_loop else ()), *self.pipelines}
-        inside = (op for op in self.func.walk() if isinstance(op, Fold) and op not in elsewhere)
+        stepped = {*(self.grid_loop.chain if self.grid_loop else ()), *self.pipelines}
+        inside = (op for op in self.func.walk() if isinstance(op, Fold) and op not in stepped)
         return {op: unrolling_of(op, self.ranges) for op in inside}
 
     @property
     def unrolled_ops(self) -> Mapping[Op, int]:
         """The number of operations that each access becomes; an access by rows becomes several for each row."""
-        found = dict[Op, int]()
+        counts = dict[Op, int]()
         for op, layout in self.layouts.items():
             window_dims = () if layout is None else layout.window.dims
             rows = prod(d.size for d, seen in zip(op.access.dims, window_dims, strict=False) if seen.kind == "rows")
-            found[op] = rows * OPS_PER_ROW if rows > 1 else 1
-        return found
+            counts[op] = rows * OPS_PER_ROW if rows > 1 else 1
+        return counts
 
     @property
     def pipelined_outputs(self) -> frozenset[Value]:
@@ -100,7 +100,7 @@ class KernelPlan:
         return tuple(p for p in zeros if not self.output_blocks.covers_array(p))
 
     def skips_dead_steps(self, layout: Layout) -> bool:
-        """True if a dead step of a grid loop has the block of the next live one, which is fetched early.
+        """True if a dead step of a grid loop has the block of the next live step, which is fetched early.
 
         A block of an output would be written to HBM once more, with stale elements, and nothing would initialise the
         blocks of dead steps.
@@ -127,13 +127,13 @@ class KernelPlan:
         The last entry, "values", estimates the values that do not fit the registers.
         """
         blocks = (*self.inputs, *(b for p, b in self.outputs.items() if p not in self.pipelined_outputs))
-        found = [(b.window.param.name, self._copies(b) * b.block_bytes) for b in blocks]
-        found += [(b.window.param.name, 2 * b.block_bytes) for b in self._largest_pipeline()]
+        buffers = [(b.window.param.name, self._copies(b) * b.block_bytes) for b in blocks]
+        buffers += [(b.window.param.name, 2 * b.block_bytes) for b in self._largest_pipeline()]
         rows = [op for op, layout in self.layouts.items() if layout in self.row_dma_inputs]
-        found += [(op.ref.name, row_buffer_bytes(op)) for op in rows]
+        buffers += [(op.ref.name, row_buffer_bytes(op)) for op in rows]
         carries = [s for n, s in enumerate(self.scratch) if s.shape and n not in self._register_carries]
-        found += [("carries", padded_bytes(s.shape, s.dtype)) for s in carries]
-        return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.unrollings, self.layouts)))
+        buffers += [("carries", padded_bytes(s.shape, s.dtype)) for s in carries]
+        return (*buffers, ("values", spilled_bytes(self.func.body, self.chip, self.unrollings, self.layouts)))
 
     @property
     def vmem_bytes(self) -> int:
@@ -150,15 +150,15 @@ class KernelPlan:
 
     def _largest_pipeline(self) -> list[Layout]:
         """The layouts of the pipeline with the largest blocks: pipelines run one after the other."""
-        of_each = (
+        pipeline_layouts = (
             [b for b in self.hbm_inputs if b.window in pipeline.inputs] + [self.outputs[p] for p in pipeline.outputs]
             for pipeline in self.pipelines.values()
         )
-        return max(of_each, key=lambda layouts: sum(b.block_bytes for b in layouts), default=list[Layout]())
+        return max(pipeline_layouts, key=lambda layouts: sum(b.block_bytes for b in layouts), default=list[Layout]())
 
     @property
     def _register_carries(self) -> frozenset[int]:
-        """Buffers of carries that stay in registers because their loop is unrolled whole; they take no VMEM."""
+        """The numbers of the scratch buffers whose carries stay in registers, for their loop is unrolled whole."""
         unrolled = {op for op, unrolling in self.unrollings.items() if not unrolling.is_loop}
         folds = [op for op in self.func.walk() if isinstance(op, Fold)]
         carried = {op: {self.scratch_index[r] for r in op.results if r in self.scratch_index} for op in folds}

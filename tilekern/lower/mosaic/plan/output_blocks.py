@@ -23,7 +23,7 @@ class OutputBlocks:
 
     Args:
       func: the Func.
-      grid_loop: the loop that is the last axis of the grid, if there is one.
+      grid_loop: the loop that is the last axis of the grid, or None.
       order: the axes of the Func, by number, in the order of the grid.
       scalars: the scalars that index maps can compute.
       outputs: the window of each output.
@@ -45,7 +45,7 @@ class OutputBlocks:
     def is_consecutive(self, param: Value) -> bool:
         """True if the steps that write a block are consecutive, for each block of an output.
 
-        An output with initial values also needs a first step for each block: the one in which all axes that do not
+        An output with initial values also needs a first step for each block: the step in which all axes that do not
         move the block are at 0. There the kernel initialises the block.
         """
         blocks = self._blocks(param)
@@ -66,7 +66,7 @@ class OutputBlocks:
         return blocks is not None and len(np.unique(blocks)) == self._count(param)
 
     def moving_axes(self, window: Window) -> tuple[bool, ...]:
-        """True for each axis of the grid along which the block of a window changes."""
+        """One flag for each axis of the grid: True if the block of a window changes along the axis."""
         used = axes_of(window, self._scalars)
         own = [self._args[n] in used for n in self._order]
         if self._grid_loop is None:
@@ -75,18 +75,18 @@ class OutputBlocks:
         return (*own, bool(inner & used))
 
     def independent_axes(self) -> tuple[bool, ...]:
-        """True for each axis of the grid whose steps never write the same block."""
+        """One flag for each axis of the grid: True if no two of its steps write the same block."""
         count = len(self._order) + (self._grid_loop is not None)
-        found = [self._grid_loop is None or n < len(self._order) for n in range(count)]
+        independent = [self._grid_loop is None or n < len(self._order) for n in range(count)]
         for param in self._outputs:
             blocks = self._blocks(param)
             for n in range(count):
                 if blocks is None:
-                    found[n] = False
-                elif found[n] and len(blocks):
+                    independent[n] = False
+                elif independent[n] and len(blocks):
                     pairs = np.stack([blocks, self._coordinates[n]])
-                    found[n] = np.unique(pairs, axis=1).shape[1] == len(np.unique(blocks))
-        return tuple(found)
+                    independent[n] = np.unique(pairs, axis=1).shape[1] == len(np.unique(blocks))
+        return tuple(independent)
 
     def _count(self, param: Value) -> int:
         total = 1
@@ -110,15 +110,15 @@ class OutputBlocks:
             return None
         grid = np.indices(shape, np.int32).reshape(len(shape), int(np.prod(shape)))
         self._coordinates = grid
-        found = {self._args[n]: grid[k] for k, n in enumerate(self._order)}
+        places = {self._args[n]: grid[k] for k, n in enumerate(self._order)}
         if grid_loop is not None:
             step = grid[-1]
             if grid_loop.table is None:
-                found[grid_loop.index] = grid_loop.steps - 1 - step if grid_loop.reverse else step
+                places[grid_loop.index] = grid_loop.steps - 1 - step if grid_loop.reverse else step
             else:
-                found[grid_loop.index] = grid_loop.table[0][step]
-                found.update({self._args[n]: grid_loop.table[2 + k][step] for k, n in enumerate(grid_loop.table_axes)})
-        return found
+                places[grid_loop.index] = grid_loop.table[0][step]
+                places.update({self._args[n]: grid_loop.table[2 + k][step] for k, n in enumerate(grid_loop.table_axes)})
+        return places
 
     def _blocks(self, param: Value) -> Array | None:
         """The number of the block that each step writes; None if it depends on an array."""

@@ -42,7 +42,7 @@ def place_outputs(
 def _widened(
     func: Func, grid_loop: GridLoop | None, order: Sequence[int], scalars: Scalars, param: Value, window: Window
 ) -> Window:
-    """The first of three ever wider windows under which the writes to each block are consecutive, or the last."""
+    """The first of three ever wider windows under which the writes to each block are consecutive, else the widest."""
     inner = _resident_along_inner_axes(func, grid_loop, order, window, scalars)
     whole = make_resident(window, scalars)
     for wider in (window, inner):
@@ -52,7 +52,7 @@ def _widened(
 
 
 def _by_outputs(func: Func, grid_loop: GridLoop | None, outputs: Iterable[Window], scalars: Scalars) -> tuple[int, ...]:
-    """The axes, those that more outputs depend on further out; axes with one step come last."""
+    """The numbers of the axes, outermost first: by the outputs that depend on an axis; axes with one step come last."""
     args = func.body.args
     counts = [0] * len(args)
     for window in outputs:
@@ -84,9 +84,9 @@ def _cheapest(
 def _resident_along_inner_axes(
     func: Func, grid_loop: GridLoop | None, order: Sequence[int], window: Window, scalars: Scalars
 ) -> Window:
-    """The window with all of the dims in VMEM that change along axes inside of one that does not change the window.
+    """The window with all of each dim in VMEM that changes along an axis inside of an axis that does not.
 
-    Along those axes the blocks would return: once for each step of the axis around them.
+    Along the inner axis the blocks would return: once for each step of the outer axis.
     """
     args = func.body.args
     axes = [frozenset([args[n]]) for n in order if func.grid[n] > 1]

@@ -25,7 +25,7 @@ class Pipeline:
 
     Attributes:
       inputs: the windows of inputs that change with the loop's index.
-      outputs: the outputs whose blocks change with it.
+      outputs: the outputs whose blocks change with the loop's index.
     """
 
     inputs: tuple[Window, ...]
@@ -44,7 +44,7 @@ def add_loop_indices(func: Func, scalars: Scalars) -> None:
 def find_pipelines(
     func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars, ranges: Mapping[Value, Interval]
 ) -> dict[Fold, Pipeline] | None:
-    """The pipelines of the loops of the top level; None if there is none, or if an output forbids them.
+    """The pipelines of the loops of the top level; None without pipelines, or if an output forbids them.
 
     Args:
       func: the Func.
@@ -52,7 +52,7 @@ def find_pipelines(
       scalars: the known scalars, after `add_loop_indices`.
       ranges: the known intervals of integers.
     """
-    found: dict[Fold, Pipeline] = {}
+    pipelines: dict[Fold, Pipeline] = {}
     moving = set[Value]()
     for fold in func.body.ops:
         if not isinstance(fold, Fold):
@@ -68,9 +68,10 @@ def find_pipelines(
             else:
                 outputs[op.ref] = None
         if inputs or outputs:
-            found[fold] = Pipeline(tuple(inputs), tuple(outputs))
+            pipelines[fold] = Pipeline(tuple(inputs), tuple(outputs))
             moving.update(outputs)
-    return found if found and all(_is_block_output(func, p, windows, found, ranges) for p in moving) else None
+    whole = all(_is_block_output(func, p, windows, pipelines, ranges) for p in moving)
+    return pipelines if pipelines and whole else None
 
 
 def _is_block_output(
@@ -83,7 +84,7 @@ def _is_block_output(
     """True if each iteration of a pipelined loop that has a block of an output writes all of it, at the loop's top.
 
     A pipeline does not read blocks of outputs from HBM: elements that an iteration leaves out would be overwritten by
-    what was in VMEM before. So stores are unmasked, begin inside of the array, and together cover the block.
+    stale VMEM. So stores are unmasked, begin inside of the array, and together cover the block.
     """
     if param.ref.role != "out":
         return False
@@ -116,11 +117,11 @@ def _cover(boxes: Sequence[Sequence[Dim]], param: Value, dims: Sequence[int]) ->
             (max(0, d.position.const), min(n, d.position.const + d.size)) for d, n in zip(box, lengths, strict=True)
         ]
 
-    found = [slices(box) for box in boxes]
-    if any(all(part == (0, n) for part, n in zip(box, lengths, strict=True)) for box in found):
+    spans = [slices(box) for box in boxes]
+    if any(all(part == (0, n) for part, n in zip(box, lengths, strict=True)) for box in spans):
         return True
     covered = np.zeros(lengths, np.bool_)
-    for box in found:
+    for box in spans:
         if all(low < high for low, high in box):
             covered[tuple(slice(low, high) for low, high in box)] = True
     return bool(covered.all())

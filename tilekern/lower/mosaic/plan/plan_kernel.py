@@ -38,10 +38,10 @@ from tilekern.lower.rewrite.constant_inputs import constants_as_inputs
 
 
 def plan_kernel(func: Func, chip: Chip) -> KernelPlan:
-    """The first candidate plan of a legal Func that fits the chip's VMEM. `TILEKERN_DEBUG=verify` verifies it.
+    """The first candidate plan of a legal Func that fits the chip's VMEM. `TILEKERN_DEBUG=verify` verifies the plan.
 
     Raises:
-      ResourceError: none fits.
+      ResourceError: no candidate fits.
       TargetError: a block is not aligned to the tiles of VMEM.
     """
     refused = list[KernelPlan]()
@@ -56,7 +56,7 @@ def plan_kernel(func: Func, chip: Chip) -> KernelPlan:
 
 
 def candidates(func: Func, chip: Chip) -> Iterator[KernelPlan]:
-    """The plans of a legal Func, those that are expected to be fast first."""
+    """The candidate plans of a legal Func, in the order of expected speed."""
     closed = constants_as_inputs(func, "constant")
     planner = _Planner(prefetch_scalars(closed.func, chip.table_bytes), closed.constants, chip)
     resident = planner.plan()
@@ -88,7 +88,7 @@ def candidates(func: Func, chip: Chip) -> Iterator[KernelPlan]:
 
 
 def _fetches_alone(resident: KernelPlan) -> bool:
-    """True if there is one program, so that nothing is computed while its arrays are fetched, and they take long."""
+    """True for a single program whose arrays take long to fetch: no other program computes meanwhile."""
     return prod(resident.grid) == 1 and resident.vmem_bytes >= EXPOSED_BYTES
 
 
@@ -111,7 +111,7 @@ class _Planner:
         return self.prefetch.func
 
     def plan(self, grid_loop: GridLoop | None = None) -> KernelPlan:
-        """The plan with all loops inside of the kernel, but those of `grid_loop`."""
+        """The plan whose loops are all inside of the kernel, except the loops of `grid_loop`."""
         scalars = Scalars(self.func, self.chip.table_bytes)
         if grid_loop is not None:
             for fold in grid_loop.chain:
@@ -145,7 +145,7 @@ class _Planner:
         func, loops = self.func, pipelines or {}
         windows = _windows(func, scalars)
         windows = {op: _resident_where_read(w, scalars) if w in resident else w for op, w in windows.items()}
-        written = {p: merge(found) for p in func.outputs if (found := _windows_of(p, windows))}
+        written = {p: merge(accessed) for p in func.outputs if (accessed := _windows_of(p, windows))}
         pipelined = frozenset(p for pipeline in loops.values() for p in pipeline.outputs)
         blocks = {p: w for p, w in written.items() if p not in pipelined}
         order, blocks = place_outputs(func, grid_loop, blocks, scalars)
@@ -219,7 +219,7 @@ def _has_known_bounds(grid_loop: GridLoop, scalars: Scalars) -> bool:
 
 
 def _resident_inputs(plan: KernelPlan) -> frozenset[Window]:
-    """The windows of inputs whose blocks an array chooses, if fewer bytes move when all of them are in VMEM."""
+    """The windows whose blocks an array chooses, of each input that moves fewer bytes if it is in VMEM as a whole."""
 
     def moved(window: Window) -> int:
         axes = zip(plan.output_blocks.moving_axes(window), plan.grid, strict=True)
@@ -231,12 +231,12 @@ def _resident_inputs(plan: KernelPlan) -> frozenset[Window]:
         is_input = block.window.param.ref.role == "in"
         if is_input and _resident_where_read(block.window, plan.scalars) != block.window:
             chosen.setdefault(block.window.param, []).append(block.window)
-    found = frozenset[Window]()
+    resident = frozenset[Window]()
     for windows in chosen.values():
         whole = {_resident_where_read(w, plan.scalars) for w in windows}
         if RESIDENT_GAIN * sum(map(moved, whole)) <= sum(map(moved, windows)):
-            found |= frozenset(windows)
-    return found
+            resident |= frozenset(windows)
+    return resident
 
 
 def _resident_where_read(window: Window, scalars: Scalars) -> Window:
@@ -272,8 +272,8 @@ def _too_large(best: KernelPlan) -> ResourceError:
 
 
 def _cause(best: KernelPlan) -> str:
-    """The access because of which the largest block holds all of a dim, and the way out."""
-    accesses = [(op, found) for op, found in best.layouts.items() if found and found not in best.row_dma_inputs]
+    """The end of the fix: names the access that makes the largest block hold all of a dim; "" if no access does."""
+    accesses = [(op, layout) for op, layout in best.layouts.items() if layout and layout not in best.row_dma_inputs]
     op, largest = max(accesses, key=lambda pair: pair[1].block_bytes, default=(None, None))
     kinds = {dim.kind for dim in largest.window.dims} if largest else set[str]()
     if op is None or not kinds & {"rows", "aligned"}:

@@ -9,7 +9,7 @@ def require(condition: bool, summary: str, expected: str, got: str) -> None:
     """Raise unless a condition holds.
 
     Raises:
-      PlanError: it does not.
+      PlanError: the condition does not hold.
     """
     if not condition:
         fix = 'this is a bug of tilekern: please report it with the kernel; target="cpu:xla" runs it without a plan'

@@ -4,7 +4,7 @@ Mosaic unrolls each op over the registers of its tile, and schedules chains of e
 most tiles never exist as a whole. A tile does if an op needs all of it, and another op uses it afterwards:
 
     barriers   reductions, dots and transpositions: softmax keeps the logits until exp(s - m), since the maximum m
-               needs all of them
+               needs all logits
     shifts     unaligned slices and concatenations, which read elements from other lanes or rows: each step of a scan
                adds a tile to its shifted copy
     dots       matrix units run dots one after the other: the result of one waits for the result that it meets
@@ -68,14 +68,14 @@ _BARRIERS = (Reduce, ArgReduce, Dot)
 
 @dataclass(frozen=True)
 class _Ancestry:
-    """The values that a value is computed from.
+    """The ancestors of a value: the values that it is computed from.
 
     Attributes:
-      tiles: the large tiles among them.
+      tiles: the ancestors that are large tiles.
       reduced: the tiles that reach the value through a barrier.
       shifted: the tiles that reach the value through a shift.
-      dots: the numbers of the dots whose results the value streams; a reduction ends that.
-      reductions: the longest chain of reductions; one over lanes counts 1, any other 2.
+      dots: the numbers of the dots whose results the value streams; a reduction ends the streaming.
+      reductions: the longest chain of reductions; a reduction over lanes counts 1, any other 2.
       has_data: True if the value depends on a load, or on a value from around the block.
     """
 
@@ -106,10 +106,10 @@ def vmem_values(block: Block, kernel: KernelContext) -> dict[Value, int]:
 class _BlockAnalysis:
     block: Block
     kernel: KernelContext
-    found: dict[Value, int] = field(default_factory=dict[Value, int])
+    sizes: dict[Value, int] = field(default_factory=dict[Value, int])
 
     def __post_init__(self) -> None:
-        self.made = {r: op for op in self.block.ops for r in op.results}
+        self.producers = {r: op for op in self.block.ops for r in op.results}
         self.dot_results, self.split_operands = dot_results(self.block), split_operands(self.block, self.kernel.chip)
         self.converted_to_f32 = {op.operands[0] for op in self.block.ops if isinstance(op, Convert) and op.dtype == F32}
         self.ancestry: dict[Value, _Ancestry] = {}
@@ -126,31 +126,31 @@ class _BlockAnalysis:
         for column, tile in self.rows:
             # The reduction keeps a column of equal lanes, unless the reduced tile is in VMEM anyway.
             narrow = tile.tile.shape[1] <= 2 * LANES and tile not in self.dot_results
-            if narrow and tile not in self.found:
+            if narrow and tile not in self.sizes:
                 self._mark(column, column.tile.shape[0] * LANES * 4)
-        for value, size in _loop_captures(self.block, self.kernel, self.made):
+        for value, size in _loop_captures(self.block, self.kernel, self.producers):
             self._mark(value, size)
-        return self.found
+        return self.sizes
 
     def _mark(self, value: Value, size: int) -> None:
         if size > REGISTER_TILE_BYTES or (value in self.split_operands and size > REGISTER_TILE_BYTES // 2):
-            self.found[value] = max(size, self.found.get(value, 0))
+            self.sizes[value] = max(size, self.sizes.get(value, 0))
 
     def _reuse_bytes(self, value: Value) -> int:
         """The bytes that a value takes if it is used on both sides of a barrier; a load is in part repeated instead."""
         if isinstance(value.type, RefType) or len(value.tile.shape) < 2:
             return 0
-        op = self.made.get(value)
+        op = self.producers.get(value)
         if op is not None and not isinstance(op, Load):
-            return value_bytes(value, op, self.kernel) if is_computed(value, self.made) else 0
-        if has_long_rows(value, self.made):
+            return value_bytes(value, op, self.kernel) if is_computed(value, self.producers) else 0
+        if has_long_rows(value, self.producers):
             return int(padded_bytes(value.tile.shape, F32) * LONG_ROW_SHARE)
         if value.tile.dtype.itemsize < 4:
             return padded_bytes(value.tile.shape, F32 if value in self.converted_to_f32 else value.tile.dtype)
         return min(padded_bytes(value.tile.shape, value.tile.dtype), RELOADED_BYTES)
 
     def _mark_reused(self, op: Op, ancestries: Sequence[_Ancestry], before: _Ancestry) -> None:
-        """Mark the operands from before a barrier or shift whose op also has an operand from behind it."""
+        """Mark the operands that precede a barrier or shift which another operand of the op follows."""
         last = max(before.dots, default=-1)
         for v, ancestry in zip(op.operands, ancestries, strict=True):
             if v in before.reduced:
@@ -162,15 +162,17 @@ class _BlockAnalysis:
             elif v in before.shifted:
                 self._mark(v, self._reuse_bytes(v))
                 self._mark_shifted(op, v)
-            elif ancestry.dots and max(ancestry.dots) < last and not isinstance(self.made[v], Broadcast):
+            elif ancestry.dots and max(ancestry.dots) < last and not isinstance(self.producers[v], Broadcast):
                 self._mark(v, self._reuse_bytes(v))
 
     def _mark_shifted(self, op: Op, value: Value) -> None:
-        """Mark the other operands of an op that are shifted along the lanes: they wait as well."""
-        for other in op.operands:
-            by = self.made.get(other)
-            if value in self.made and not isinstance(self.made[value], Load) and by is not None and _moved_dim(by) == 1:
-                self._mark(other, value_bytes(other, by, self.kernel))
+        """Mark the operands of an op that are shifted along the lanes: they wait together with `value`."""
+        if value not in self.producers or isinstance(self.producers[value], Load):
+            return
+        for operand in op.operands:
+            producer = self.producers.get(operand)
+            if producer is not None and _moved_dim(producer) == 1:
+                self._mark(operand, value_bytes(operand, producer, self.kernel))
 
     def _mark_whole(self, op: Op, before: _Ancestry) -> None:
         """Mark the values that an op needs or makes as a whole."""
@@ -178,11 +180,11 @@ class _BlockAnalysis:
             lhs = op.operands[0]
             streams = is_one_column_pass(op, self.kernel.chip) and lhs not in self.dot_results and lhs.tile.dtype != F32
             if not streams and is_computed(
-                lhs, self.made, REGISTER_TILE_BYTES // 2 if lhs in self.split_operands else REGISTER_TILE_BYTES
+                lhs, self.producers, REGISTER_TILE_BYTES // 2 if lhs in self.split_operands else REGISTER_TILE_BYTES
             ):
-                self._mark(lhs, value_bytes(lhs, self.made[lhs], self.kernel))
-        for value in _whole_values(op, before.reductions > 0, self.made):
-            self._mark(value, value_bytes(value, self.made.get(value, op), self.kernel))
+                self._mark(lhs, value_bytes(lhs, self.producers[lhs], self.kernel))
+        for value in _whole_values(op, before.reductions > 0, self.producers):
+            self._mark(value, value_bytes(value, self.producers.get(value, op), self.kernel))
         if isinstance(op, Concatenate | Reshape):
             self._mark(op.result, self._moved_bytes(op))
         if isinstance(op, Reduce) and op.dims == (0,):
@@ -192,10 +194,10 @@ class _BlockAnalysis:
 
     def _mark_column(self, value: Value) -> None:
         """Mark sums over lanes that a reduction over rows follows directly: they wait as columns."""
-        op = self.made.get(value)
+        op = self.producers.get(value)
         while isinstance(op, Broadcast | Convert | Reshape):
             value = op.operands[0]
-            op = self.made.get(value)
+            op = self.producers.get(value)
         if isinstance(op, Reduce) and len(value.tile.shape) == 1 and op.dims == (1,):
             self._mark(value, value.tile.shape[0] * LANES * 4)
 
@@ -215,16 +217,16 @@ class _BlockAnalysis:
             moves = len(shape) == 2 and shape[1] != tile.shape[1] and min(shape[1], tile.shape[1]) > 1
             return int(size * (NARROW_RESHAPED_SHARE if tile.dtype.itemsize < 4 else RESHAPED_SHARE)) if moves else 0
         if op.dim == 1:
-            made = any(self.ancestry[v].has_data for v in op.operands if self._is_computed_view(v))
-            return size if _moved_dim(op) == 1 and made and tile.shape[1] % LANES == 0 else 0
+            has_data = any(self.ancestry[v].has_data for v in op.operands if self._is_computed_view(v))
+            return size if _moved_dim(op) == 1 and has_data and tile.shape[1] % LANES == 0 else 0
         parts = [self.ancestry[v].tiles for v in set(op.operands) if self._is_computed_view(v)]
         common = any(a & b for n, a in enumerate(parts) for b in parts[:n])
         return int(size * CONCATENATED_SHARE) if common else 0
 
     def _is_computed_view(self, value: Value) -> bool:
-        op = self.made.get(value)
+        op = self.producers.get(value)
         while isinstance(op, (*VIEWS, Slice)):
-            op = self.made.get(op.operands[0])
+            op = self.producers.get(op.operands[0])
         return op is not None and not isinstance(op, REPEATED)
 
     def _ancestry_of(self, op: Op, n: int, before: _Ancestry) -> _Ancestry:
@@ -246,26 +248,26 @@ def _moved_dim(op: Op) -> int | None:
     rank = len(op.results[0].tile.shape) if op.results and not op.regions else 0
     if rank < 2 or not isinstance(op, Slice | Concatenate):
         return None
-    for which, unit in ((1, LANES), (0, packing(op.result.tile.dtype))):
-        d = rank - 2 + which
+    for dim, unit in ((1, LANES), (0, packing(op.result.tile.dtype))):
+        d = rank - 2 + dim
         if isinstance(op, Slice) and op.start[d] % unit:
-            return which
+            return dim
         if isinstance(op, Concatenate) and op.dim == d and any(v.tile.shape[d] % unit for v in op.operands[:-1]):
-            return which
+            return dim
     return None
 
 
-def _loop_captures(block: Block, kernel: KernelContext, made: Mapping[Value, Op]) -> Iterator[tuple[Value, int]]:
-    """The values from around the block's loops that they keep in VMEM, and do not load in each iteration."""
+def _loop_captures(block: Block, kernel: KernelContext, producers: Mapping[Value, Op]) -> Iterator[tuple[Value, int]]:
+    """Pairs (value, bytes) of the values from around a loop that stay in VMEM, and are not loaded in each iteration."""
     for op in block.ops:
         for value in captured_values(op) if kernel.is_loop(op) else ():
-            by = made.get(value)
-            if by is None or _only_multiplied(value, op, kernel.chip):
+            producer = producers.get(value)
+            if producer is None or _only_multiplied(value, op, kernel.chip):
                 continue
-            if isinstance(by, Load) and len(value.tile.shape) > 1:
+            if isinstance(producer, Load) and len(value.tile.shape) > 1:
                 yield value, padded_bytes(value.tile.shape, value.tile.dtype)
-            elif is_computed(value, made):
-                yield value, value_bytes(value, by, kernel)
+            elif is_computed(value, producers):
+                yield value, value_bytes(value, producer, kernel)
 
 
 def _only_multiplied(value: Value, loop: Op, chip: Chip) -> bool:
@@ -281,19 +283,19 @@ def captured_values(op: Op) -> set[Value]:
     return {v for v in inside if not isinstance(v.type, RefType)}
 
 
-def _whole_values(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
-    """The values that an op needs or makes as a whole; `follows` is True if it depends on a reduction."""
+def _whole_values(op: Op, after_reduction: bool, producers: Mapping[Value, Op]) -> Sequence[Value]:
+    """The values that an op needs or makes as a whole; `after_reduction` is True if the op depends on a reduction."""
     match op:
         case Reshape() | Transpose() if len(op.result.tile.shape) > 2 or isinstance(op, Reshape):
             tile = op.result.tile
             return op.results if padded_bytes(tile.shape, tile.dtype) > PADDED_RESHAPE * tile.nbytes else ()
         case Convert():
-            return op.results if follows and is_packed_row(op) else ()
+            return op.results if after_reduction and is_packed_row(op) else ()
         case Load(access=access) if access.dims and op.result.tile.dtype.itemsize < 4:
             start = access.dims[-1].position.const
             return op.results if start % LANES or (start and len(op.result.tile.shape) > 2) else ()
         case Broadcast() if is_row_broadcast(op):
-            return () if isinstance(made.get(op.operands[0]), Reduce) else op.results
+            return () if isinstance(producers.get(op.operands[0]), Reduce) else op.results
         case Take():
             return (op.operands[0], op.result)
         case _:

@@ -18,8 +18,8 @@ from tilekern.lower.mosaic.stored_dtypes import stored_dtype
 def row_dma_windows(windows: Mapping[MemoryOp, Window]) -> frozenset[Window]:
     """The windows of inputs [rows, columns] whose rows are loaded by position, with all columns or aligned tiles."""
     by_rows = {op: w for op, w in windows.items() if len(w.dims) == 2 and w.dims[0].kind == "rows"}
-    others = {window for op, window in by_rows.items() if not _is_row_load(op, window)}
-    return frozenset(by_rows.values()) - others
+    mixed = {window for op, window in by_rows.items() if not _is_row_load(op, window)}
+    return frozenset(by_rows.values()) - mixed
 
 
 def _is_row_load(op: MemoryOp, window: Window) -> bool:
@@ -35,7 +35,7 @@ def _is_row_load(op: MemoryOp, window: Window) -> bool:
 
 
 def rows_per_copy(dtype: DType) -> int:
-    """The rows of a copy: one of a 32-bit dtype, the rows of a tile of a narrower one."""
+    """The rows of a copy: 1 for a 32-bit dtype, `SUBLANES` for a narrower dtype."""
     return 1 if stored_dtype(dtype).itemsize == 4 else SUBLANES
 
 

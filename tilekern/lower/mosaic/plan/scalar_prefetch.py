@@ -37,15 +37,15 @@ class ScalarPrefetch:
 
 
 def prefetch_scalars(func: Func, table_bytes: int) -> ScalarPrefetch:
-    """Loop bounds and positions that depend on inputs → loads from tables, as far as these fit `table_bytes`."""
+    """Loop bounds and positions that depend on inputs → loads from tables, as far as the tables fit `table_bytes`."""
     scalars = Scalars(func, table_bytes)
-    known = definitions(func)
-    depends = _GridAxes(func, known)
-    top = {r for op in func.body.ops for r in op.results}
+    producers = definitions(func)
+    depends = _GridAxes(func, producers)
+    top_level = {r for op in func.body.ops for r in op.results}
     tables: dict[Value, tuple[Value, tuple[int, ...]]] = {}
     programs: list[Func] = []
-    for value in dict.fromkeys(v for wanted in _index_scalars(func) for v in _roots(wanted, known, scalars)):
-        axes = depends.of(value) if value in top else None
+    for value in dict.fromkeys(v for scalar in _index_scalars(func) for v in _roots(scalar, producers, scalars)):
+        axes = depends.of(value) if value in top_level else None
         if axes is None or value.type != INDEX or 4 * prod(func.grid[n] for n in axes) > table_bytes * TABLE_SHARE:
             continue
         numbers = tuple(sorted(axes))
@@ -79,41 +79,41 @@ def _with_loads(func: Func, loads: Mapping[Value, Load]) -> Func:
 
 def _index_scalars(func: Func) -> list[Value]:
     """The scalars that are bounds of loops or parts of positions."""
-    found: dict[Value, None] = {}
+    scalars: dict[Value, None] = {}
     for op in func.walk():
         if isinstance(op, Fold):
-            found.update(dict.fromkeys((op.start, op.stop)))
+            scalars.update(dict.fromkeys((op.start, op.stop)))
         elif isinstance(op, MemoryOp):
-            found.update(dict.fromkeys(v for v in op.positions if v.tile.shape == ()))
-    return list(found)
+            scalars.update(dict.fromkeys(v for v in op.positions if v.tile.shape == ()))
+    return list(scalars)
 
 
-def _roots(value: Value, known: Mapping[Value, Op], scalars: Scalars) -> list[Value]:
-    """The unknown scalars from which index maps can compute a value, once tables hold them."""
+def _roots(value: Value, producers: Mapping[Value, Op], scalars: Scalars) -> list[Value]:
+    """The unknown scalars from which index maps can compute a value, once tables hold these scalars."""
     if scalars.key(value) is not None:
         return []
-    op = known.get(value)
+    op = producers.get(value)
     if not isinstance(op, Elementwise | Select | Convert):
         return [value]
-    roots = [root for v in op.operands for root in _roots(v, known, scalars)]
+    roots = [root for v in op.operands for root in _roots(v, producers, scalars)]
     return roots if all(root.type == INDEX for root in roots) else [value]
 
 
 class _GridAxes:
-    """The axes of the grid that a value depends on, for values that depend on nothing else but inputs."""
+    """The axes of the grid that a value depends on, for values that depend only on grid indices and inputs."""
 
-    def __init__(self, func: Func, known: Mapping[Value, Op]) -> None:
-        self._known = known
-        self._found: dict[Value, frozenset[int] | None] = {a: frozenset([n]) for n, a in enumerate(func.body.args)}
+    def __init__(self, func: Func, producers: Mapping[Value, Op]) -> None:
+        self._producers = producers
+        self._axes: dict[Value, frozenset[int] | None] = {a: frozenset([n]) for n, a in enumerate(func.body.args)}
 
     def of(self, value: Value) -> frozenset[int] | None:
         """The numbers of the axes; None if the value depends on something else."""
-        if value not in self._found:
-            self._found[value] = self._computed(value)
-        return self._found[value]
+        if value not in self._axes:
+            self._axes[value] = self._computed(value)
+        return self._axes[value]
 
     def _computed(self, value: Value) -> frozenset[int] | None:
-        op = self._known.get(value)
+        op = self._producers.get(value)
         if op is None or op.regions or isinstance(op, Dot) or value.tile.size > MAX_PREFETCH_TILE:
             return None
         if isinstance(op, Load):

@@ -1,4 +1,4 @@
-"""Known scalars: those that index maps can compute.
+"""Known scalars: the scalars that index maps can compute.
 
 A scalar is *known* if it is computed from grid indices, constants and scalars loaded from small arrays, which Pallas
 prefetches into scalar memory before the first program runs. Two known scalars with the same computation have the same
@@ -50,7 +50,7 @@ class Scalars:
         self._keys.clear()
 
     def canonical(self, value: Value) -> Value:
-        """The index that stands for a loop's index; another value stands for itself."""
+        """The index that stands for a loop's index; any other value itself."""
         return self._loop_indices.get(value, value)
 
     def definition(self, value: Value) -> Op | None:
@@ -83,13 +83,13 @@ class Scalars:
         op = self._definitions.get(value)
         return op is not None and (isinstance(op, Load) or any(self.reads_array(v) for v in scalar_operands(op)))
 
-    def evaluate_numpy(self, value: Value, given: Mapping[Value, Any]) -> Array:
-        """The value of a known scalar that reads no array, by NumPy; the `given` indices may be arrays."""
+    def evaluate_numpy(self, value: Value, indices: Mapping[Value, Any]) -> Array:
+        """The value of a known scalar that reads no array, by NumPy; arrays of indices give an array of values."""
         value = self.canonical(value)
-        if value in given:
-            return np.asarray(given[value])
+        if value in indices:
+            return np.asarray(indices[value])
         op = self._definitions[value]
-        return np.asarray(op.evaluate(*np.broadcast_arrays(*(self.evaluate_numpy(v, given) for v in op.operands))))
+        return np.asarray(op.evaluate(*np.broadcast_arrays(*(self.evaluate_numpy(v, indices) for v in op.operands))))
 
     def _key(self, value: Value) -> Hashable | None:
         if value in self._grid or value in self._loop_indices:
@@ -126,15 +126,15 @@ def scalar_operands(op: Op) -> tuple[Value, ...]:
 
 def _tables(func: Func, limit: int) -> tuple[Value, ...]:
     """The inputs that are read as scalars only, in order, until scalar memory is full."""
-    touched: dict[Value, bool] = {}
+    scalar_only: dict[Value, bool] = {}
     for op in func.walk():
         if isinstance(op, MemoryOp):
             scalar = isinstance(op, Load) and op.access.shape == ()
-            touched[op.ref] = touched.get(op.ref, True) and scalar
-    found: list[Value] = []
+            scalar_only[op.ref] = scalar_only.get(op.ref, True) and scalar
+    tables: list[Value] = []
     for param in func.inputs:
         size = padded_bytes((max(1, prod(param.ref.shape)),), I32)
-        if param.ref.role == "in" and touched.get(param) and size <= limit:
-            found.append(param)
+        if param.ref.role == "in" and scalar_only.get(param) and size <= limit:
+            tables.append(param)
             limit -= size
-    return tuple(found)
+    return tuple(tables)

@@ -28,9 +28,9 @@ def allocate_scratch(
 ) -> tuple[dict[Value, int], tuple[Scratch, ...]]:
     """The buffer of each carry and saved value, by its number, and all buffers.
 
-    A fold that alone continues the carry of another one shares its buffer. Scalar carries need no buffer, except in
-    `stepped` loops. Loops inside of the kernel with one iteration at most are emitted without a loop, and their carries
-    need no buffer either.
+    A fold that alone continues the carry of another fold shares the carry's buffer. Scalar carries need no buffer,
+    except in `stepped` loops. Loops inside of the kernel with one iteration at most are emitted without a loop, and
+    their carries need no buffer either.
 
     Args:
       func: the Func.

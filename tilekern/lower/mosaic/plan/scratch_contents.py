@@ -1,4 +1,4 @@
-"""Follows the scratch buffers of a plan in the order of the emitter: what each read finds there. See `verify_plan`."""
+"""Follows the scratch buffers of a plan in the order of the emitter, and checks each read. See `verify_plan`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tilekern.lower.mosaic.plan.vector_forms import is_vector, shape_in
 
 
 def check_carries(plan: KernelPlan) -> None:
-    """Check that each read of a scratch buffer finds the value that it is for.
+    """Check that each read of a scratch buffer finds the value that the reader expects.
 
     Raises:
-      PlanError: it finds another one, or a value of another type.
+      PlanError: a read finds another value, or a value of another type.
     """
     _check_types(plan)
     follower = _Follower(plan)
@@ -46,7 +46,7 @@ class _Follower:
         self._held: dict[int, Value] = {}
 
     def ops(self, ops: Iterable[Op]) -> None:
-        """Follow ops, and loops twice: an iteration begins with what the one before left."""
+        """Follow ops, and each loop twice: an iteration begins with the buffers that the previous iteration left."""
         for op in ops:
             with source.at(op.loc):
                 match op:

@@ -26,8 +26,8 @@ def check_output_blocks(plan: KernelPlan) -> None:
     if 0 in plan.grid:
         return
     steps, semantics = _Steps(plan), plan.semantics
-    kept = plan.grid_loop is None or semantics[-1] == "arbitrary"
-    require(kept, "cores share the steps of a loop", "an arbitrary last axis", str(semantics))
+    in_order = plan.grid_loop is None or semantics[-1] == "arbitrary"
+    require(in_order, "cores share the steps of a loop", "an arbitrary last axis", str(semantics))
     for param, layout in plan.outputs.items():
         if param in plan.pipelined_outputs:
             require("parallel" not in semantics, "cores share an output in HBM", "arbitrary axes", str(semantics))
@@ -38,8 +38,8 @@ def check_output_blocks(plan: KernelPlan) -> None:
         require(stays, f"dead steps have another block of {param.name}", "their own block", "that of a live step")
         blocks = steps.blocks(layout.window)
         if blocks is None:
-            known = not any(moving)
-            require(known, f"nobody knows the blocks of {param.name}", "one block, or places by indices", str(moving))
+            fixed = not any(moving)
+            require(fixed, f"nobody knows the blocks of {param.name}", "one block, or places by indices", str(moving))
             blocks = np.zeros(1 if steps.coordinates is None else steps.count, np.int64)
         _check_visits(plan, param, blocks, moving, steps.coordinates)
 
@@ -87,17 +87,17 @@ class _Steps:
 
     def _index_values(self, coordinates: Array) -> dict[Value, Array]:
         plan, args = self._plan, self._plan.func.body.args
-        found = {args[n]: coordinates[k] for k, n in enumerate(plan.order)}
+        values = {args[n]: coordinates[k] for k, n in enumerate(plan.order)}
         loop = plan.grid_loop
         if loop is not None:
             step = coordinates[-1]
             if loop.table is None:
-                found[loop.index] = loop.steps - 1 - step if loop.reverse else step
+                values[loop.index] = loop.steps - 1 - step if loop.reverse else step
             else:
                 tile, _, *places = loop.table[:, step]
-                found[loop.index] = tile
-                found.update({args[n]: place for n, place in zip(loop.table_axes, places, strict=True)})
-        return found
+                values[loop.index] = tile
+                values.update({args[n]: place for n, place in zip(loop.table_axes, places, strict=True)})
+        return values
 
     def blocks(self, window: Window) -> Array | None:
         """The number of the block in each step; None if an array decides it, or there are too many steps."""
@@ -143,7 +143,7 @@ def check_pipelined_outputs(plan: KernelPlan) -> None:
     """Check that each iteration of a pipelined loop writes the whole block of each of its outputs.
 
     Raises:
-      PlanError: it leaves out elements, which the pipeline writes to HBM with what was in VMEM before.
+      PlanError: an iteration leaves out elements, for which the pipeline writes stale VMEM to HBM.
     """
     for param in plan.pipelined_outputs:
         writers = {fold: pipeline for fold, pipeline in plan.pipelines.items() if param in pipeline.outputs}
@@ -163,9 +163,9 @@ def _check_whole(plan: KernelPlan, fold: Fold, param: Value, stores: Sequence[St
         with source.at(op.loc):
             require(not op.masked, f"a block of {param.name} is written in part", "a store without a mask", "a mask")
             for number, (dim, length) in enumerate(zip(op.access.dims, param.ref.shape, strict=True)):
-                where = position_interval(dim.position, [plan.ranges.get(v) for v in op.positions])
-                inside = number in whole or (where is not None and where.low >= 0 and where.high < length)
-                got = "any place" if where is None else f"{where.low} to {where.high}"
+                interval = position_interval(dim.position, [plan.ranges.get(v) for v in op.positions])
+                inside = number in whole or (interval is not None and interval.low >= 0 and interval.high < length)
+                got = "any place" if interval is None else f"{interval.low} to {interval.high}"
                 require(inside, f"a block of {param.name} is not written", f"places 0 to {length - 1}", got)
             places = [op.access.dims[d] for d in whole]
             constant = all(dim.kind in ("block", "index") and not dim.position.terms for dim in places)

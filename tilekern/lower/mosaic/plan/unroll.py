@@ -4,8 +4,8 @@ A reduction of a dot's result, such as the maximum of logits, waits for the dot;
 units or the vector units are idle. The first dot of the next iteration needs no carries. If both iterations are in one
 basic block, the compiler moves that dot up. Attention forward takes 2 to 15 % less by the static estimate.
 
-A dot of a stack of matrices is that of many dots that wait for nothing. A loop of these is not unrolled: it would take
-as long, and its code three times as long to compile.
+A dot of a stack of matrices is many dots, and none waits for another. A loop with such a dot is not unrolled: it would
+run as long, and take three times as long to compile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilekern.ir.ordering import ArgReduce
 from tilekern.lower.mosaic.calibration import DEFAULT_UNROLLED, MAX_UNROLLED
 
 _FULL = 8
-"""Products of 64 or 128 rows at once, of which four matrix units wait for none."""
+"""The number of independent products of 64 or 128 rows that keeps four matrix units busy."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Unrolling:
 
 
 def unrolling_of(op: Fold, ranges: Mapping[Value, Interval]) -> Unrolling:
-    """The unrolling of a loop: none, unless a dot or a reduction in it depends on another dot in it, of one matrix.
+    """The unrolling of a loop: none unless a dot or a reduction depends on another dot, and no dot has a stack.
 
     The factor is `MAX_UNROLLED` only where it divides the trip count: the code for remaining iterations would be large.
     """
-    known = trip_count(op, ranges)
-    if known in (0, 1):
+    trips = trip_count(op, ranges)
+    if trips in (0, 1):
         return Unrolling(1, False)
     if not _has_dependent_compute(op) or _has_stacks(op):
         return Unrolling()
-    if known is not None and known <= MAX_UNROLLED:
-        return Unrolling(known, False)
-    return Unrolling(DEFAULT_UNROLLED if known is None or known % MAX_UNROLLED else MAX_UNROLLED)
+    if trips is not None and trips <= MAX_UNROLLED:
+        return Unrolling(trips, False)
+    return Unrolling(DEFAULT_UNROLLED if trips is None or trips % MAX_UNROLLED else MAX_UNROLLED)
 
 
 def trip_count(op: Fold, ranges: Mapping[Value, Interval]) -> int | None:
@@ -62,7 +62,7 @@ def trip_count(op: Fold, ranges: Mapping[Value, Interval]) -> int | None:
 
 
 def _has_dependent_compute(op: Fold) -> bool:
-    """True if a dot or a reduction of an iteration depends on another dot of it."""
+    """True if a dot or a reduction of an iteration depends on another dot of the iteration."""
     later = set[Value]()  # results of the iteration's dots, and all values that depend on them
     for inner in op.body.ops:
         follows = not later.isdisjoint(inner.operands)

@@ -62,19 +62,19 @@ def is_packed_row(op: Op) -> bool:
     return isinstance(op, Convert) and op.result.tile.shape[:-1] == (1,) and op.result.tile.dtype.itemsize == 2
 
 
-def is_computed(value: Value, made: Mapping[Value, Op], small: int = REGISTER_TILE_BYTES) -> bool:
+def is_computed(value: Value, producers: Mapping[Value, Op], small: int = REGISTER_TILE_BYTES) -> bool:
     """True if a value is a large tile that the block computes."""
-    op = made.get(value)
+    op = producers.get(value)
     if op is None or len(value.tile.shape) < 2 or padded_bytes(value.tile.shape, value.tile.dtype) <= small:
         return False
     while isinstance(op, VIEWS):
-        op = made.get(op.operands[0])
+        op = producers.get(op.operands[0])
     return op is not None and not isinstance(op, REPEATED)
 
 
-def has_long_rows(value: Value, made: Mapping[Value, Op]) -> bool:
+def has_long_rows(value: Value, producers: Mapping[Value, Op]) -> bool:
     """True if a value is a large tile that the block loads, with rows too long for the registers."""
-    if not isinstance(made.get(value), Load):
+    if not isinstance(producers.get(value), Load):
         return False
     shape = value.tile.shape
     return (
@@ -82,21 +82,21 @@ def has_long_rows(value: Value, made: Mapping[Value, Op]) -> bool:
     )
 
 
-def value_bytes(value: Value, made: Op, kernel: KernelContext) -> int:
+def value_bytes(value: Value, op: Op, kernel: KernelContext) -> int:
     """The bytes of a value in VMEM.
 
     A tile of more than two dims takes whole registers; a loaded tile takes 32 bits an element. A packed row fills a
     quarter of its registers, half on chips with bfloat16 vectors. Loads of long rows are in part repeated, and of
     a triangle only a part is in VMEM.
     """
-    shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
-    if is_row_broadcast(made):
+    shape, dtype = value.tile.shape, F32 if isinstance(op, Load) else value.tile.dtype
+    if is_row_broadcast(op):
         shape = (*shape[:-2], SUBLANES, shape[-1])
-    if len(shape) > 2 and not isinstance(made, Reshape):
+    if len(shape) > 2 and not isinstance(op, Reshape):
         shape = (*shape[:-2], round_up(shape[-2], SUBLANES), shape[-1])
     size = padded_bytes(shape, dtype)
-    if is_packed_row(made):
+    if is_packed_row(op):
         return size * (2 if kernel.chip.bf16_vectors else 4)
-    if isinstance(made, Select) and made.operands[0] in kernel.triangles:
+    if isinstance(op, Select) and op.operands[0] in kernel.triangles:
         return int(size * TRIANGLE_SHARE)
-    return int(size * LONG_ROW_SHARE) if has_long_rows(value, {value: made}) else size
+    return int(size * LONG_ROW_SHARE) if has_long_rows(value, {value: op}) else size

@@ -4,8 +4,8 @@
     column   [n, 128]  along the sublanes, all lanes equal: the result of a reduction over lanes, and the operand that
                        meets the other dim of a tile; with a single lane, each use would repeat it over the lanes first
 
-`VectorForms` finds the forms in which each vector is used, so that it is computed in these from the start. To turn one
-form into the other is a transposition.
+`VectorForms` finds the forms in which each vector is used, so that the vector is computed in these forms from the
+start. A conversion between forms is a transposition.
 """
 
 from __future__ import annotations

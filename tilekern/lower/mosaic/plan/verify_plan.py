@@ -1,12 +1,12 @@
-"""Verifies the plan of a kernel: each step reads what it needs, whole and in its place, before something overwrites it.
+"""Verifies the plan of a kernel: each step reads whole values, in their places, before they are overwritten.
 
 1. **Carries.** A loop, a step of a grid loop and an op read from a scratch buffer the carry, or the saved value, that
    was written there last. All values of one buffer have one type, and one form if they are vectors.
-2. **Steps.** A step of a grid loop uses values of its own, saved ones, and those that it computes again from inputs.
+2. **Steps.** A step of a grid loop uses values of its own, saved values, and values that it computes again from inputs.
 3. **Windows.** A window contains the elements of each access to it: at the same place, or the whole dim. Arrays in HBM
    are read inside of the pipelined loop that fetches their blocks.
-4. **Blocks of outputs.** Steps that have one block are consecutive, whether their tiles run or not. The first of them,
-   and no other one, initialises it. Cores share no block. Blocks that no step has begin as zeros.
+4. **Blocks of outputs.** Steps that have one block are consecutive, whether their tiles run or not. Only the first
+   step initialises the block. Cores share no block. Blocks that no step has begin as zeros.
 5. **Pipelined outputs.** Each iteration writes its whole block.
 6. **Tables.** Scalars that are computed before the kernel depend on inputs alone.
 
@@ -36,7 +36,7 @@ def verify_plan(plan: KernelPlan) -> None:
     """Raise unless a plan obeys the rules above.
 
     Raises:
-      PlanError: it breaks one.
+      PlanError: the plan breaks a rule.
     """
     with source.at(plan.func.loc):
         check_carries(plan)
@@ -69,12 +69,12 @@ def _check_steps(plan: KernelPlan, grid_loop: GridLoop) -> None:
 
 
 def _check_uses(block: Block, available: set[Value]) -> None:
-    """Check that the ops of a block use what they compute, and available values."""
-    known = {*available, *(result for op in block.walk() for result in op.results)}
-    known |= {arg for op in block.walk() for region in op.regions for arg in region.args}
+    """Check that the ops of a block use only their own results, and available values."""
+    usable = {*available, *(result for op in block.walk() for result in op.results)}
+    usable |= {arg for op in block.walk() for region in op.regions for arg in region.args}
     for value in (*(v for op in block.ops for v in op.uses()), *block.results):
         require(
-            value in known, "a step uses a value of another step", "a carry of its own, or a saved value", _of(value)
+            value in usable, "a step uses a value of another step", "a carry of its own, or a saved value", _of(value)
         )
 
 
@@ -127,7 +127,7 @@ def _dim_words(window_dim: WindowDim) -> str:
 
 
 def _check_block(layout: Layout, number: int, window_dim: WindowDim) -> None:
-    """A block holds a tile of a "tiled" dim, one element of an "at" dim, and all elements of any other one."""
+    """A block holds a tile of a "tiled" dim, one element of an "at" dim, and all elements of any other dim."""
     length = layout.window.param.ref.shape[number]
     dims = [d for d in layout.dims if d.dim == number]
     held = 1
@@ -144,8 +144,8 @@ def _check_fetched(plan: KernelPlan, ops: Iterable[Op], fetched: Sequence[object
     for op in ops:
         layout = plan.layouts.get(op) if isinstance(op, MemoryOp) else None
         if layout in plan.hbm_inputs and layout not in plan.row_dma_inputs:
-            found = layout.window in fetched
-            require(found, "a block in HBM is read", "an access inside of the loop that fetches it", op.name)
+            is_fetched = layout.window in fetched
+            require(is_fetched, "a block in HBM is read", "an access inside of the loop that fetches it", op.name)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

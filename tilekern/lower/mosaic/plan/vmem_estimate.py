@@ -59,13 +59,13 @@ def spilled_bytes(
 
 
 def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
-    """The most bytes that values of a block take at once, plus those of its largest loop.
+    """The most bytes that values of a block take at once, plus the bytes of its largest loop.
 
     Loops have memory of their own, which they share with each other but not with the block. Within a block, a value
-    takes the memory of one that dies at its op. Inside of a loop (`in_loop`) only parts of a split operand do so.
+    takes the memory of a value that dies at its op. Inside of a loop (`in_loop`) only parts of a split operand do so.
     """
     ops = block.ops
-    made = {r: op for op in ops for r in op.results}
+    producers = {r: op for op in ops for r in op.results}
     sizes = vmem_values(block, kernel) if len(ops) <= MAX_ESTIMATED_OPS else dict[Value, int]()
     last, parts, shared = _last_uses(block, sizes), split_operands(block, kernel.chip), shared_operands(block)
     unrolled_iterations = sum(kernel.unrolling_of(op).factor for op in ops if kernel.is_unrolled(op))
@@ -82,16 +82,16 @@ def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
         inside = _region_bytes(op, kernel, in_loop, unrolled_iterations)
         if op.regions and not kernel.is_unrolled(op):
             loops, inside = max(loops, inside), 0
-        beside = sum(s.size - live.get(v, 0) for v, s in shared.items() if s.first <= n <= s.last)
-        most = max(most, sum(live.values()) + beside + inside + _dot_copy_bytes(op, made, shared, kernel))
+        shared_bytes = sum(s.size - live.get(v, 0) for v, s in shared.items() if s.first <= n <= s.last)
+        most = max(most, sum(live.values()) + shared_bytes + inside + _dot_copy_bytes(op, producers, shared, kernel))
         live = {v: size for v, size in live.items() if last[v] > n}
-    return most + loops + sum(_switch_bytes(op, made, kernel) for op in ops if isinstance(op, Switch))
+    return most + loops + sum(_switch_bytes(op, producers, kernel) for op in ops if isinstance(op, Switch))
 
 
-def _switch_bytes(op: Switch, made: Mapping[Value, Op], kernel: KernelContext) -> int:
+def _switch_bytes(op: Switch, producers: Mapping[Value, Op], kernel: KernelContext) -> int:
     """The bytes of a switch's results and of the tiles that it captures: no other value takes their memory."""
     inside = {v for region in op.regions for inner in region.walk() for v in inner.operands}
-    taken = [(v, made[v]) for v in inside if v in made and not isinstance(made[v], (Constant, Iota))]
+    taken = [(v, producers[v]) for v in inside if v in producers and not isinstance(producers[v], (Constant, Iota))]
     tiles = [*taken, *((v, op) for v in op.results)]
     return sum(value_bytes(v, by, kernel) for v, by in tiles if len(v.tile.shape) > 1)
 
@@ -100,23 +100,23 @@ def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, unrolled_iterati
     """The bytes of values in an op's regions. The operands of dots of all unrolled iterations are live at once."""
     if not isinstance(op, Fold):
         return max((_block_bytes(region, kernel, in_loop) for region in op.regions), default=0)
-    found = kernel.unrolling_of(op)
-    most = _block_bytes(op.body, kernel, found.is_loop)
-    factor = found.factor if found.is_loop else unrolled_iterations
-    made, shared = {r: inner for inner in op.body.ops for r in inner.results}, shared_operands(op.body)
-    if found.is_loop:
+    unrolling = kernel.unrolling_of(op)
+    most = _block_bytes(op.body, kernel, unrolling.is_loop)
+    factor = unrolling.factor if unrolling.is_loop else unrolled_iterations
+    producers, shared = {r: inner for inner in op.body.ops for r in inner.results}, shared_operands(op.body)
+    if unrolling.is_loop:
         most += (factor - 1) * sum(s.size for s in shared.values())
     for inner in op.body.ops:
         if isinstance(inner, Dot) and factor > 1:
             lhs = inner.operands[0]
-            computed = value_bytes(lhs, made[lhs], kernel) if is_computed(lhs, made) else 0
-            copies = _dot_copy_bytes(inner, made, shared, kernel)
+            computed = value_bytes(lhs, producers[lhs], kernel) if is_computed(lhs, producers) else 0
+            copies = _dot_copy_bytes(inner, producers, shared, kernel)
             most += (factor - 1) * (computed + copies) if computed else copies
     return most
 
 
 def _dot_copy_bytes(
-    op: Op, made: Mapping[Value, Op], shared: Mapping[Value, SharedOperand], kernel: KernelContext
+    op: Op, producers: Mapping[Value, Op], shared: Mapping[Value, SharedOperand], kernel: KernelContext
 ) -> int:
     """The bytes of the copies that a dot makes of its left operand.
 
@@ -127,32 +127,33 @@ def _dot_copy_bytes(
     Other operands are copied only if their depth takes four passes or more, and the columns take several. Chips with
     matrix units of 256 copy them only where a row of the block takes a multiple of eight tiles.
     """
-    if not isinstance(op, Dot) or viewed_tile(op.operands[0], made) in shared:
+    if not isinstance(op, Dot) or viewed_tile(op.operands[0], producers) in shared:
         return 0
-    lhs, there, once = op.operands[0].tile, is_computed(op.operands[0], made), is_one_column_pass(op, kernel.chip)
+    lhs, computed = op.operands[0].tile, is_computed(op.operands[0], producers)
+    one_pass = is_one_column_pass(op, kernel.chip)
     size, unit = padded_bytes(lhs.shape, lhs.dtype), kernel.chip.matrix_size
-    if size <= REGISTER_TILE_BYTES or (there and once):
+    if size <= REGISTER_TILE_BYTES or (computed and one_pass):
         return 0
     if lhs.dtype == F32 and op.precision in BF16_PARTS:
         parts, rows = BF16_PARTS[op.precision], prod(lhs.shape[d] for d in op.free(0))
-        copies = (parts + (not there)) * size
-        return min(copies, parts * (rows + unit) * unit * 4) if once else copies
+        copies = (parts + (not computed)) * size
+        return min(copies, parts * (rows + unit) * unit * 4) if one_pass else copies
     depth = round_up(prod(lhs.shape[d] for d in op.contract[0]), LANES)
-    banked = unit == LANES or _has_bank_conflict(op.operands[0], made, kernel)
-    return 0 if there or once or depth < MANY_PASSES * unit or not banked else size
+    banked = unit == LANES or _has_bank_conflict(op.operands[0], producers, kernel)
+    return 0 if computed or one_pass or depth < MANY_PASSES * unit or not banked else size
 
 
-def _has_bank_conflict(value: Value, made: Mapping[Value, Op], kernel: KernelContext) -> bool:
+def _has_bank_conflict(value: Value, producers: Mapping[Value, Op], kernel: KernelContext) -> bool:
     """True if a row of the block that a value is loaded from takes a multiple of eight tiles (measured)."""
-    load = made.get(value)
-    found = kernel.layouts.get(load) if isinstance(load, Load) else None
-    return (found.buffer if found else value.tile.shape)[-1] % (BANKED_TILES * LANES) == 0
+    load = producers.get(value)
+    layout = kernel.layouts.get(load) if isinstance(load, Load) else None
+    return (layout.buffer if layout else value.tile.shape)[-1] % (BANKED_TILES * LANES) == 0
 
 
 def _last_uses(block: Block, vmem_values: Collection[Value]) -> dict[Value, int]:
     """For each value in VMEM, the number of the last op that reads it, directly or through streamed values.
 
-    A value that is computed from it register by register, and is not in VMEM itself, reads it again at each use.
+    A streamed value is not in VMEM itself: each of its uses computes it again, and reads the value in VMEM again.
     """
     uses: dict[Value, list[int]] = {}
     for n, op in enumerate(block.ops):
@@ -162,13 +163,13 @@ def _last_uses(block: Block, vmem_values: Collection[Value]) -> dict[Value, int]
 
     def end(value: Value) -> int:
         if value not in ends:
-            found = 0
+            last = 0
             for n in uses.get(value, ()):
                 op = block.ops[n]
                 streams = not isinstance(op, _BARRIERS) and not op.regions
                 onward = [end(r) for r in op.results if streams and r not in vmem_values]
-                found = max(found, n, *onward)
-            ends[value] = found
+                last = max(last, n, *onward)
+            ends[value] = last
         return ends[value]
 
     return {value: end(value) for value in vmem_values}
@@ -189,4 +190,4 @@ def _triangles(body: Block) -> frozenset[Value]:
                 dims[op.result] = frozenset[int]().union(*(dims[x] for x in op.operands))
             case _:
                 pass
-    return frozenset(v for v, found in dims.items() if v.tile.dtype == BOOL and found == frozenset((0, 1)))
+    return frozenset(v for v, varying in dims.items() if v.tile.dtype == BOOL and varying == frozenset((0, 1)))

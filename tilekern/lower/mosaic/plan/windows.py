@@ -95,7 +95,7 @@ def _merged(window_dims: Sequence[WindowDim]) -> WindowDim:
 
 
 def make_resident(window: Window, scalars: Scalars, axes: frozenset[Value] | None = None) -> Window:
-    """The window with all dims in VMEM as a whole; given `axes`, only those whose positions depend on any of them."""
+    """The window with all dims in VMEM as a whole; given `axes`, only the dims that move along any of `axes`."""
     return Window(
         window.param,
         tuple(
