@@ -31,12 +31,12 @@ def _format(op: Print) -> str:
     return "".join(text if number is None else f"{text}{{}}" for text, number in texts)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\x{ord(found.group()):02x}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\x{ord(match.group()):02x}"
 
 
 def _printed(x: Any) -> jax.Array:
-    """A scalar in 32 bits: TPUs print no narrower one."""
+    """A scalar in 32 bits: TPUs print no narrower scalar."""
     if x.dtype.itemsize == 4:
         return x
     return jnp.asarray(x, F32 if kind_of(x.dtype) == "float" else I32)

@@ -97,8 +97,8 @@ class Emitter:
         assert grid_loop is not None
         self._load_scratch([v for v in grid_loop.saved if v in saved])
         ops = backward_slice(grid_loop.before, values, saved)
-        wanted = {*ops, *stores}
-        self.block([op for op in grid_loop.before if op in wanted])
+        to_emit = {*ops, *stores}
+        self.block([op for op in grid_loop.before if op in to_emit])
 
     def _is_live(self, fold: Fold) -> Any:
         """True if the step's tile is within the bounds of a fold."""
@@ -141,9 +141,9 @@ class Emitter:
         return first, last
 
     def _bound(self, value: Value) -> Any:
-        known = self._ranges.get(value)
-        if known is not None and known.known:
-            return known.low
+        interval = self._ranges.get(value)
+        if interval is not None and interval.known:
+            return interval.low
         grid_loop = self._plan.grid_loop
         ahead = grid_loop is not None and self._plan.scalars.key(value) is not None
         return self._step.evaluate(value) if ahead else self._values.scalar(value)
@@ -175,19 +175,19 @@ class Emitter:
         """Emit a pipelined loop."""
         plan, pipeline = self._plan, self._plan.pipelines[op]
         index = plan.scalars.canonical(op.body.args[0])
-        inputs = [found for found in plan.hbm_inputs if found.window in pipeline.inputs]
-        known = isinstance(first, np.integer) and isinstance(last, np.integer)
-        steps = int(last - first) if known else last - first
+        inputs = [layout for layout in plan.hbm_inputs if layout.window in pipeline.inputs]
+        static = isinstance(first, np.integer) and isinstance(last, np.integer)
+        steps = int(last - first) if static else last - first
 
         def tile(n: Any) -> Any:
             return last - 1 - n if op.reverse else first + n
 
-        def spec(found: Layout) -> pl.BlockSpec:
+        def spec(layout: Layout) -> pl.BlockSpec:
             def index_map(n: Any) -> tuple[Any, ...]:
                 indices = {**self._step.indices, index: tile(n)}
-                return block_index(found, replace(self._step, indices=indices))
+                return block_index(layout, replace(self._step, indices=indices))
 
-            return pl.BlockSpec(found.block, index_map)
+            return pl.BlockSpec(layout.block, index_map)
 
         def body(*refs: Any) -> None:
             self._values.set(op.body.args[0], tile(pl.program_id(0)))
@@ -200,11 +200,11 @@ class Emitter:
             pltpu.emit_pipeline(
                 body,
                 grid=(steps,),
-                in_specs=[spec(found) for found in inputs],
+                in_specs=[spec(layout) for layout in inputs],
                 out_specs=[spec(plan.outputs[p]) for p in pipeline.outputs],
-            )(*(self._memory.ref(found) for found in inputs), *(self._memory.ref(p) for p in pipeline.outputs))
+            )(*(self._memory.ref(layout) for layout in inputs), *(self._memory.ref(p) for p in pipeline.outputs))
 
-        if known:
+        if static:
             if first < last:
                 run()
         else:
@@ -212,7 +212,7 @@ class Emitter:
         self._load_scratch([r for r in op.results if self._use_counts.get(r)])
 
     def _iteration(self, op: Fold, args: Sequence[Value]) -> tuple[Any, ...]:
-        """Emit one iteration; carries in scratch are read first and written last, all others are returned."""
+        """Emit one iteration; carries in scratch are read first and written last, all other carries are returned."""
         scratch_index = self._plan.scratch_index
         for arg, result in zip(args, op.results, strict=True):
             if result in scratch_index and self._use_counts.get(arg):
@@ -224,24 +224,24 @@ class Emitter:
         arrays = [self._values.as_carry(v, r) for _, v, r in written]
         for (number, _, _), array in zip(written, arrays, strict=True):
             self._store_scratch(number, array)
-        rest = zip(op.body.results, op.results, strict=True)
-        return tuple(self._values.as_carry(v, r) for v, r in rest if r not in scratch_index)
+        pairs = zip(op.body.results, op.results, strict=True)
+        return tuple(self._values.as_carry(v, r) for v, r in pairs if r not in scratch_index)
 
     def _save(self, number: int, value: Value, as_carry: Value | None = None) -> None:
         self._store_scratch(number, self._values.as_carry(value, as_carry or value))
 
     def _store_scratch(self, number: int, array: Any) -> None:
-        found = self._plan.scratch[number]
-        if found.shape:
+        scratch = self._plan.scratch[number]
+        if scratch.shape:
             self._scratch[number][...] = array
         else:
-            self._scratch[number][0] = array.astype(found.dtype)
+            self._scratch[number][0] = array.astype(scratch.dtype)
 
     def _scratch_value(self, number: int, value: Value) -> Any:
         return from_carry(self._scratch[number][... if value.tile.shape else 0], value)
 
     def _load_scratch(self, values: Sequence[Value]) -> None:
-        """Set values that have a scratch buffer from it."""
+        """Set each value that has a scratch buffer from its buffer."""
         for value in values:
             if value in self._plan.scratch_index:
                 self._values.set(
@@ -270,9 +270,9 @@ class Emitter:
         place(op.results, lax.while_loop(condition, body, inits))
 
     def _switch(self, op: Switch) -> None:
-        known = self._ranges.get(op.operands[0])
-        if len(op.regions) == 1 or (known is not None and known.known):
-            number = known.low if known is not None and known.known else 0
+        interval = self._ranges.get(op.operands[0])
+        if len(op.regions) == 1 or (interval is not None and interval.known):
+            number = interval.low if interval is not None and interval.known else 0
             region = op.regions[min(max(number, 0), len(op.regions) - 1)]
             self.block(region.ops)
             for result, value in zip(op.results, region.results, strict=True):
@@ -294,11 +294,11 @@ class Emitter:
 
 def _use_counts(block: Block, scratch_index: Mapping[Value, int]) -> dict[Value, int]:
     """The number of uses of each value, not counting inits that are already in the scratch buffer of their carry."""
-    found: dict[Value, int] = {}
+    counts: dict[Value, int] = {}
 
     def count(values: Sequence[Value]) -> None:
         for value in values:
-            found[value] = found.get(value, 0) + 1
+            counts[value] = counts.get(value, 0) + 1
 
     for op in block.walk():
         if isinstance(op, Fold):
@@ -314,4 +314,4 @@ def _use_counts(block: Block, scratch_index: Mapping[Value, int]) -> dict[Value,
             count(op.operands)
         for region in op.regions:
             count(region.results)
-    return found
+    return counts

@@ -54,7 +54,7 @@ def decode_step(plan: KernelPlan, ids: Sequence[Any], tables: Mapping[Value, Any
       plan: the plan of the kernel.
       ids: the place.
       tables: the arrays in scalar memory.
-      steps: the step table, if there is one.
+      steps: the step table, or None.
     """
     args, grid_loop = plan.func.body.args, plan.grid_loop
     indices = {args[n]: ids[k] for k, n in enumerate(plan.order)}
@@ -77,8 +77,8 @@ def decode_step(plan: KernelPlan, ids: Sequence[Any], tables: Mapping[Value, Any
 def live_step(step: GridStep) -> GridStep:
     """The step whose blocks the index maps fetch: a dead step fetches the blocks of the next live step.
 
-    A dead step before the first tile fetches that tile. One behind the last tile fetches the tile with which the next
-    program's axis starts.
+    A dead step before the first tile fetches the first tile. A dead step behind the last tile fetches the tile with
+    which the next program's axis starts.
     """
     grid_loop = step.plan.grid_loop
     if grid_loop is None or grid_loop.table is not None:
@@ -89,23 +89,23 @@ def live_step(step: GridStep) -> GridStep:
     high = reduce(jnp.maximum, (last for _, last in ranges))
     tile = step.tile
     if grid_loop.reverse:
-        found = jnp.where(tile >= low, jnp.minimum(tile, high - 1), grid_loop.steps - 1)
+        live_tile = jnp.where(tile >= low, jnp.minimum(tile, high - 1), grid_loop.steps - 1)
     else:
-        found = jnp.where(tile < high, jnp.maximum(tile, low), 0)
-    found = jnp.clip(found, 0, max(axis.tiles - 1, 0))
-    return GridStep(step.plan, {**step.indices, grid_loop.index: found}, step.tables, found)
+        live_tile = jnp.where(tile < high, jnp.maximum(tile, low), 0)
+    live_tile = jnp.clip(live_tile, 0, max(axis.tiles - 1, 0))
+    return GridStep(step.plan, {**step.indices, grid_loop.index: live_tile}, step.tables, live_tile)
 
 
-def block_index(found: Layout, step: GridStep) -> tuple[Any, ...]:
+def block_index(layout: Layout, step: GridStep) -> tuple[Any, ...]:
     """The block of an array in a step, as an index of blocks along each dim."""
-    window_dims = found.window.dims
+    window_dims = layout.window.dims
     index: list[Any] = []
-    for view in found.dims:
+    for view in layout.dims:
         window_dim = window_dims[view.dim - (view.use == "fold")] if view.dim >= 0 else None
-        knows = window_dim is not None and (
+        moves = window_dim is not None and (
             view.use == "fold" or window_dim.kind == ("at" if view.use == "place" else "tiled")
         )
-        if window_dim is None or not knows or (view.use == "lane" and view.length == view.block):
+        if window_dim is None or not moves or (view.use == "lane" and view.length == view.block):
             index.append(0)
             continue
         intervals = _intervals(step.plan, window_dim)
@@ -113,14 +113,14 @@ def block_index(found: Layout, step: GridStep) -> tuple[Any, ...]:
         count = view.length if view.use in ("place", "tile") else -(-view.length // view.block)
         size = window_dim.size if window_dim.kind == "tiled" else 1
         number = lax.div(place, np.int32(size)) if size > 1 else place
-        known = position_interval(window_dim.position, intervals)
-        inside = known is not None and known.within(0, count * size - 1)
+        interval = position_interval(window_dim.position, intervals)
+        inside = interval is not None and interval.within(0, count * size - 1)
         index.append(number if inside else jnp.clip(number, 0, count - 1))
     return tuple(index)
 
 
 def _operands(step: GridStep, window_dim: WindowDim) -> list[Any]:
-    """The operands of a position; those that it does not use may be unknown, and are 0."""
+    """The operands of a position as int32; an operand that no term uses may be unknown, and is 0."""
     used = {t.operand for t in window_dim.position.terms}
     return [jnp.asarray(step.evaluate(v) if n in used else 0, jnp.int32) for n, v in enumerate(window_dim.operands)]
 
@@ -134,16 +134,16 @@ def _intervals(plan: KernelPlan, window_dim: WindowDim) -> list[Interval | None]
     loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
     grid = frozenset(plan.func.body.args)
     used = {t.operand for t in window_dim.position.terms}
-    found: list[Interval | None] = []
+    intervals: list[Interval | None] = []
     for n, value in enumerate(window_dim.operands):
-        known = n in used and plan.scalars.axes(value) <= grid
-        found.append(loops.get(value, plan.ranges.get(value) if known else None))
-    return found
+        holds = n in used and plan.scalars.axes(value) <= grid
+        intervals.append(loops.get(value, plan.ranges.get(value) if holds else None))
+    return intervals
 
 
 def when(*conditions: Any) -> Callable[[Callable[[], None]], Any]:
     """`pl.when` of all conditions; the body runs unconditionally if all are True."""
-    open_ones = [c for c in conditions if c is not True]
-    if not open_ones:
+    undecided = [c for c in conditions if c is not True]
+    if not undecided:
         return lambda body: body()
-    return pl.when(reduce(lambda x, y: x & y, open_ones))
+    return pl.when(reduce(lambda x, y: x & y, undecided))

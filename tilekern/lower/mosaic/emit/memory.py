@@ -40,8 +40,8 @@ class RowSlice:
 
     Attributes:
       index: the position in the array along each dim of kind "rows", clamped into it.
-      inside: True if the row is in bounds; None if all rows are.
-      number: the place of the row in the accessed tile, along each of these dims.
+      inside: True if the row is in bounds; None if all rows are in bounds.
+      number: the place of the row in the accessed tile, along each dim of kind "rows".
     """
 
     index: Mapping[int, Any]
@@ -79,7 +79,7 @@ class Memory:
 
     @contextmanager
     def with_blocks(self, inputs: Mapping[Layout, Any], outputs: Mapping[Value, Any]) -> Generator[None]:
-        """Within this context, use these blocks of arrays that are in HBM: those that a pipeline has fetched."""
+        """Within this context, use the blocks that a pipeline has fetched from arrays in HBM."""
         before = self._inputs, self._outputs
         self._inputs, self._outputs = {**self._inputs, **inputs}, {**self._outputs, **outputs}
         yield
@@ -97,12 +97,12 @@ class Memory:
             return self._load_scalar(op, mask)
         shape, dtype = register_shape(op.access.shape), op.result.tile.dtype
         fill = jnp.zeros((), dtype) if op.fill is None else self._scalar(op.fill)
-        found = self._layouts[op]
-        if found is None:
+        layout = self._layouts[op]
+        if layout is None:
             return fill if op.access.shape == () else jnp.full(shape, fill, dtype)
         ref = self._outputs.get(op.ref)
-        ref = self._inputs[found] if ref is None else ref
-        x = self._load_block(op, found, ref)
+        ref = self._inputs[layout] if ref is None else ref
+        x = self._load_block(op, layout, ref)
         inside = self._bounds_mask(op, shape)
         keep = inside if mask is None else mask if inside is None else inside & mask
         if keep is not None:
@@ -114,7 +114,7 @@ class Memory:
         self._write(op, value, mask, lambda old, new: new)
 
     def atomic(self, op: Atomic, value: Any, mask: Any) -> None:
-        """Combine elements with those in the block; programs that share elements run one after the other."""
+        """Combine `value` with the elements of the block; programs that share elements run one after the other."""
         self._write(op, value, mask, lambda old, new: combine(op, old, new))
 
     # --- reading ---
@@ -128,20 +128,20 @@ class Memory:
         chosen = select_wide(mask, as_stored(number), as_stored(jnp.asarray(fill)))
         return chosen != 0 if op.result.tile.dtype == BOOL else chosen
 
-    def _load_block(self, op: Load, found: Layout, ref: Any) -> Any:
+    def _load_block(self, op: Load, layout: Layout, ref: Any) -> Any:
         """All elements of a load, in the order of its dims; those out of bounds are undefined."""
         dims = op.access.dims
         if prod(op.access.shape) == 0:
             return jnp.zeros(register_shape(op.access.shape), ref.dtype)
-        if found in self._row_dma_inputs:
-            places, columns = [row.index[0] for row in self._row_slices(op, found)], dims[1].size
+        if layout in self._row_dma_inputs:
+            places, columns = [row.index[0] for row in self._row_slices(op, layout)], dims[1].size
             start = 0 if columns == ref.shape[1] else pl.multiple_of(self._position(op, 1), columns)
             return with_shape(copy_rows(ref, places, start, columns), register_shape(op.access.shape))
-        rows = [d for d in _row_dims(found) if dims[d].kind != "index"]
-        vectors = [d for d in range(len(dims)) if d not in _row_dims(found) and dims[d].kind != "index"]
+        rows = [d for d in _row_dims(layout) if dims[d].kind != "index"]
+        vectors = [d for d in range(len(dims)) if d not in _row_dims(layout) and dims[d].kind != "index"]
         shape = tuple(dims[d].size for d in vectors)
         parts = [
-            with_shape(self._block(op, found, ref, row), register_shape(shape)) for row in self._row_slices(op, found)
+            with_shape(self._block(op, layout, ref, row), register_shape(shape)) for row in self._row_slices(op, layout)
         ]
         if not rows:
             return parts[0]
@@ -153,12 +153,12 @@ class Memory:
             x = jnp.transpose(x, [order.index(d) for d in sorted(order)])
         return with_shape(x, register_shape(op.access.shape))
 
-    def _block(self, op: MemoryOp, found: Layout, ref: Any, row: RowSlice) -> Any:
+    def _block(self, op: MemoryOp, layout: Layout, ref: Any, row: RowSlice) -> Any:
         """The slice of a block that one row covers: the dims that are neither single positions nor rows, in order."""
-        x = ref[self._index(op, found, row)]
+        x = ref[self._index(op, layout, row)]
         pairs = zip(op.access.dims, op.ref.ref.shape, strict=True)
         missing = [self._clipped_range(dim, length)[2:] for dim, length in pairs]
-        widths = [missing[v.dim] for v in _lane_dims(found)]
+        widths = [missing[v.dim] for v in _lane_dims(layout)]
         if any(w != (0, 0) for w in widths):
             x = jnp.pad(x, [(0, 0)] * (x.ndim - len(widths)) + widths)
         return x
@@ -174,11 +174,11 @@ class Memory:
             return low, high, 0, dim.size - high
         return low, high, low - dim.position.const, dim.position.const + dim.size - high
 
-    def _index(self, op: MemoryOp, found: Layout, row: RowSlice) -> tuple[Any, ...]:
-        window_dims, dims, shape = found.window.dims, op.access.dims, op.ref.ref.shape
-        split = {v.dim for v in found.dims if v.use == "tile"}
+    def _index(self, op: MemoryOp, layout: Layout, row: RowSlice) -> tuple[Any, ...]:
+        window_dims, dims, shape = layout.window.dims, op.access.dims, op.ref.ref.shape
+        split = {v.dim for v in layout.dims if v.use == "tile"}
         index: list[Any] = []
-        for view in found.dims:
+        for view in layout.dims:
             if is_squeezed(view, window_dims):
                 continue
             if view.use == "tile":
@@ -210,9 +210,9 @@ class Memory:
         operands = [self._vector(v) if v.tile.shape else self._scalar(v) for v in op.positions]
         return locate(op.access.dims[d].position, operands, [self._ranges.get(v) for v in op.positions])
 
-    def _row_slices(self, op: MemoryOp, found: Layout) -> list[RowSlice]:
+    def _row_slices(self, op: MemoryOp, layout: Layout) -> list[RowSlice]:
         """The rows of an access, clamped into the array."""
-        rows = _row_dims(found)
+        rows = _row_dims(layout)
         places: dict[int, Any] = {}
         for d in rows:
             dim = op.access.dims[d]
@@ -234,18 +234,18 @@ class Memory:
 
     def _bounds_mask(self, op: MemoryOp, shape: tuple[int, ...]) -> Any:
         """The mask of the elements in bounds, a scalar for a scalar access; None if all are in bounds."""
-        found: Any = None
-        one: Any = None
-        kept = [d for d, dim in enumerate(op.access.dims) if dim.kind != "index"]
+        mask: Any = None
+        index_ok: Any = None
+        tile_dims = [d for d, dim in enumerate(op.access.dims) if dim.kind != "index"]
         for d, (dim, length) in enumerate(zip(op.access.dims, op.ref.ref.shape, strict=True)):
             if dim.in_bounds:
                 continue
             if dim.kind == "index":
                 place = self._position(op, d)
                 ok = (place >= 0) & (place < length)
-                one = ok if one is None else one & ok
+                index_ok = ok if index_ok is None else index_ok & ok
                 continue
-            at = len(shape) - len(kept) + kept.index(d)
+            at = len(shape) - len(tile_dims) + tile_dims.index(d)
             if dim.kind == "gather":
                 place = row_along_dim(self._gather_places(op, d), shape, at)
                 ok = (place >= 0) & (place < length)
@@ -255,13 +255,13 @@ class Memory:
                 interval = self._interval(op, d)
                 if interval is None or interval.low < 0:
                     ok = ok & (lane >= -place)
-            found = ok if found is None else found & ok
-        if one is None:
-            return found
+            mask = ok if mask is None else mask & ok
+        if index_ok is None:
+            return mask
         if op.access.shape == ():
-            return one
-        whole = jnp.broadcast_to(jnp.where(one, 1, 0), shape) != 0
-        return whole if found is None else found & whole
+            return index_ok
+        whole = jnp.broadcast_to(jnp.where(index_ok, 1, 0), shape) != 0
+        return whole if mask is None else mask & whole
 
     def _interval(self, op: MemoryOp, d: int) -> Interval | None:
         return position_interval(op.access.dims[d].position, [self._ranges.get(v) for v in op.positions])
@@ -269,47 +269,47 @@ class Memory:
     # --- writing ---
 
     def _write(self, op: WriteOp, value: Any, mask: Any, update: Callable[[Any, Any], Any]) -> None:
-        found = self._layouts[op]
-        if found is None or prod(op.access.shape) == 0:
+        layout = self._layouts[op]
+        if layout is None or prod(op.access.shape) == 0:
             return
         ref = self._outputs[op.ref]
-        guard = self._block_guard(op, found)
-        for row in self._row_slices(op, found):
-            part = self._row_part(op, found, as_stored(value), row)
-            chosen = None if mask is None else self._row_part(op, found, as_stored(mask), row)
+        guard = self._block_guard(op, layout)
+        for row in self._row_slices(op, layout):
+            part = self._row_part(op, layout, as_stored(value), row)
+            chosen = None if mask is None else self._row_part(op, layout, as_stored(mask), row)
 
             def write(row: RowSlice = row, part: Any = part, chosen: Any = chosen) -> None:
-                index = self._index(op, found, row)
+                index = self._index(op, layout, row)
                 old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
-                shape = indexed_shape(index, found.buffer)
+                shape = indexed_shape(index, layout.buffer)
                 new = update(old, with_shape(part, shape)).astype(ref.dtype)
                 ref[index] = new if chosen is None else select_wide(with_shape(chosen, shape) != 0, new, old)
 
             when(*(c for c in (guard, row.inside) if c is not None))(write)
 
-    def _row_part(self, op: WriteOp, found: Layout, x: Any, row: RowSlice) -> Any:
+    def _row_part(self, op: WriteOp, layout: Layout, x: Any, row: RowSlice) -> Any:
         """The elements of a tile that belong to one row, clipped to the array along dims at constant positions."""
         dims = op.access.dims
-        rows = _row_dims(found)
-        kept = [d for d in range(len(dims)) if dims[d].kind != "index"]
-        if any(d in rows for d in kept):
-            picks = (slice(row.number[rows.index(d)], row.number[rows.index(d)] + 1) for d in kept if d in rows)
-            index = [next(picks) if d in rows else slice(None) for d in kept]
-            x = x[tuple([slice(None)] * (x.ndim - len(kept)) + index)]
-        sizes = [dims[v.dim].size for v in _lane_dims(found)]
+        rows = _row_dims(layout)
+        tile_dims = [d for d in range(len(dims)) if dims[d].kind != "index"]
+        if any(d in rows for d in tile_dims):
+            picks = (slice(row.number[rows.index(d)], row.number[rows.index(d)] + 1) for d in tile_dims if d in rows)
+            index = [next(picks) if d in rows else slice(None) for d in tile_dims]
+            x = x[tuple([slice(None)] * (x.ndim - len(tile_dims)) + index)]
+        sizes = [dims[v.dim].size for v in _lane_dims(layout)]
         x = with_shape(x, (*[1] * (2 - len(sizes)), *sizes))
         cuts: list[slice] = []
-        for view in _lane_dims(found):
+        for view in _lane_dims(layout):
             low, high, before, _ = self._clipped_range(dims[view.dim], op.ref.ref.shape[view.dim])
-            known = found.window.dims[view.dim].kind == "static"
-            cuts.append(slice(before, before + high - low) if known else slice(None))
+            static = layout.window.dims[view.dim].kind == "static"
+            cuts.append(slice(before, before + high - low) if static else slice(None))
         whole = all(c in (slice(None), slice(0, n)) for c, n in zip(cuts, sizes, strict=True))
         return x if whole else x[tuple([slice(None)] * (x.ndim - len(cuts)) + cuts)]
 
-    def _block_guard(self, op: WriteOp, found: Layout) -> Any:
-        """True if the index map has not clamped the position of the block; None if it never does."""
+    def _block_guard(self, op: WriteOp, layout: Layout) -> Any:
+        """True if the index map has not clamped the position of the block; None if it never clamps."""
         condition: Any = None
-        for d, (dim, window_dim) in enumerate(zip(op.access.dims, found.window.dims, strict=True)):
+        for d, (dim, window_dim) in enumerate(zip(op.access.dims, layout.window.dims, strict=True)):
             if dim.in_bounds or window_dim.kind == "rows":
                 continue
             length = op.ref.ref.shape[d]
@@ -326,12 +326,12 @@ class Memory:
         return condition
 
 
-def _row_dims(found: Layout) -> list[int]:
-    return [d for d, window_dim in enumerate(found.window.dims) if window_dim.kind == "rows"]
+def _row_dims(layout: Layout) -> list[int]:
+    return [d for d, window_dim in enumerate(layout.window.dims) if window_dim.kind == "rows"]
 
 
-def _lane_dims(found: Layout) -> list[LayoutDim]:
-    return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
+def _lane_dims(layout: Layout) -> list[LayoutDim]:
+    return [v for v in layout.dims if v.use in ("lane", "fold") and v.dim >= 0]
 
 
 def combine(op: Atomic, old: Any, new: Any) -> Any:

@@ -1,6 +1,6 @@
 """JAX functions of the pure ops of a legal Func, for the body of a Pallas kernel.
 
-Outside of a kernel they compute the same.
+Outside of a kernel the functions compute the same results.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ def _rolled(op: Slice, x: jax.Array) -> jax.Array:
 def _logistic(x: jax.Array) -> jax.Array:
     """1 / (1 + exp(-x)), with exp(-x) held where its reciprocal is still a normal number; beyond, the result is 0.
 
-    The reciprocal needs no care for infinities then, which would take as long as all the rest.
+    So the reciprocal needs no care for infinities, which would take as long as the rest of the function.
     """
     below: jax.Array = 1 + jnp.exp(jnp.minimum(-x, _MOST_EXPONENT))
-    found = cast(jax.Array, pltpu.reciprocal(below, full_range=False))
-    return jnp.where(x < -_MOST_EXPONENT, 0.0, found)
+    reciprocal = cast(jax.Array, pltpu.reciprocal(below, full_range=False))
+    return jnp.where(x < -_MOST_EXPONENT, 0.0, reciprocal)
 
 
 def _only(x: jax.Array) -> jax.Array:

@@ -44,5 +44,5 @@ def copy_rows(ref: Any, rows: Sequence[Any], start: Any, columns: int) -> Any:
         number = lax.broadcasted_iota(jnp.int32, tile.shape, 0)
         return jnp.where(number == row % unit, tile.astype(wide), 0).sum(axis=0, keepdims=True)
 
-    found = pl.run_scoped(copied, pltpu.VMEM((len(rows) * unit, columns), ref.dtype), pltpu.SemaphoreType.DMA)
-    return found.astype(ref.dtype)
+    tile = pl.run_scoped(copied, pltpu.VMEM((len(rows) * unit, columns), ref.dtype), pltpu.SemaphoreType.DMA)
+    return tile.astype(ref.dtype)

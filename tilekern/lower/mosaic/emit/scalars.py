@@ -18,23 +18,23 @@ from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dty
 from tilekern.lower.positions import locate
 
 
-def evaluate(scalars: Scalars, value: Value, given: Mapping[Value, Any], tables: Mapping[Value, Any]) -> Any:
+def evaluate(scalars: Scalars, value: Value, indices: Mapping[Value, Any], tables: Mapping[Value, Any]) -> Any:
     """The value of a known scalar; traceable by JAX.
 
     Args:
       scalars: the known scalars.
-      value: one of them.
-      given: the values of the indices.
+      value: a known scalar.
+      indices: the values of the indices.
       tables: the elements of each table, as `flat_table` lays them out.
     """
     value = scalars.canonical(value)
-    if value in given:
-        return given[value]
+    if value in indices:
+        return indices[value]
     op = scalars.definition(value)
     assert op is not None, f"no op computes {value}"
     if isinstance(op, Constant):
         return op.array.reshape(-1)[0]
-    operands = {v: evaluate(scalars, v, given, tables) for v in scalar_operands(op)}
+    operands = {v: evaluate(scalars, v, indices, tables) for v in scalar_operands(op)}
     if isinstance(op, Load):
         return read_table(op, operands, tables[op.ref])
     return function_of(op)(*(jnp.asarray(operands[v]) for v in op.operands))

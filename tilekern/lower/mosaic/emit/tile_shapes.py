@@ -41,22 +41,22 @@ def with_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 def indexed_shape(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
     """The shape of `buffer[index]`."""
-    found: list[int] = []
+    shape: list[int] = []
     for i, n in zip(index, buffer, strict=True):
         if isinstance(i, slice):
-            found.append(len(range(*i.indices(n))))
+            shape.append(len(range(*i.indices(n))))
         elif isinstance(i, pl.Slice):
-            found.append(cast(int, i.size))
-    return tuple(found)
+            shape.append(cast(int, i.size))
+    return tuple(shape)
 
 
 def row_along_dim(row: Any, shape: tuple[int, ...], dim: int) -> Any:
-    """The tile of a shape that holds a row along one dim, and repeats it along all others."""
+    """The tile of `shape` with the row along `dim`, repeated along all other dims."""
     if dim == len(shape) - 1:
         return jnp.broadcast_to(row.reshape((1,) * (len(shape) - 1) + (-1,)), shape)
     if len(shape) == 2:
         return repeat_column(to_form(row, "column"), shape[1])
     column = to_form(row, "column")[:, :1]
-    ones = [1] * len(shape)
-    ones[dim] = shape[dim]
-    return jnp.broadcast_to(column.reshape(ones), shape)
+    column_shape = [1] * len(shape)
+    column_shape[dim] = shape[dim]
+    return jnp.broadcast_to(column.reshape(column_shape), shape)

@@ -13,21 +13,21 @@ Body = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
 def unrolled_loop(first: Any, last: Any, body: Body, inits: Sequence[Any], count: int) -> Sequence[Any]:
-    """A `lax.fori_loop` over [first, last), with `count` iterations unrolled; remaining ones run one by one.
+    """A `lax.fori_loop` over [first, last), with `count` iterations unrolled; the remaining iterations run one by one.
 
     No loop is emitted where the number of rounds is known to be 0 or 1.
     """
-    known = isinstance(first, np.integer) and isinstance(last, np.integer)
-    tiles = max(last - first, np.int32(0)) if known else jnp.maximum(last - first, 0)
-    rounds = tiles // count if known else lax.div(tiles, jnp.asarray(count, tiles.dtype))
+    static = isinstance(first, np.integer) and isinstance(last, np.integer)
+    tiles = max(last - first, np.int32(0)) if static else jnp.maximum(last - first, 0)
+    rounds = tiles // count if static else lax.div(tiles, jnp.asarray(count, tiles.dtype))
 
-    def several(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
+    def unrolled(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
         for n in range(count):
             carried = body(first + count * i + n, carried)
         return tuple(carried)
 
-    found = _repeat(np.int32(0), rounds, several, tuple(inits))
-    return _repeat(first + count * rounds, first + tiles, body, found) if count > 1 else found
+    carries = _repeat(np.int32(0), rounds, unrolled, tuple(inits))
+    return _repeat(first + count * rounds, first + tiles, body, carries) if count > 1 else carries
 
 
 def _repeat(first: Any, last: Any, body: Body, inits: Sequence[Any]) -> Sequence[Any]:

@@ -22,16 +22,16 @@ from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dty
 
 
 class Values:
-    """The arrays of the values that are emitted so far.
+    """The arrays of the values emitted so far.
 
     Args:
       forms: the forms of vectors.
-      given: the arrays of scalars that are there from the start.
+      scalars: the arrays of the scalars that are set from the start.
     """
 
-    def __init__(self, forms: VectorForms, given: Mapping[Value, Any]) -> None:
+    def __init__(self, forms: VectorForms, scalars: Mapping[Value, Any]) -> None:
         self._forms = forms
-        self._env: dict[Value, Any] = dict(given)
+        self._env: dict[Value, Any] = dict(scalars)
         self._vectors: dict[Value, dict[Form, Any]] = {}
 
     def scalar(self, value: Value) -> Any:
@@ -47,15 +47,15 @@ class Values:
         return self.get(value, "row").reshape(-1) if is_vector(value) else self._env[value]
 
     def get(self, value: Value, form: Form | None = None) -> Any:
-        """The array of a value; a vector in the given form, or in any."""
+        """The array of a value; a vector in `form`, or in any form if `form` is None."""
         if not is_vector(value):
             return self._env[value]
         forms = self._vectors[value]
         if form is None:
             form = next(iter(forms))
         if form not in forms:
-            (other,) = forms.values()
-            return to_form(other, form)
+            (vector,) = forms.values()
+            return to_form(vector, form)
         return forms[form]
 
     def set(self, value: Value, array: Any, form: Form = "row") -> None:
@@ -92,8 +92,8 @@ class Values:
             number = function_of(op)(*(self._env[v].astype(wide) for v in op.operands))
             self._env[result] = number.astype(result.tile.dtype)
         elif isinstance(op, Select) and not result.tile.shape:
-            which, x, y = (self._env[v] for v in op.operands)
-            self._env[result] = select_wide(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
+            mask, x, y = (self._env[v] for v in op.operands)
+            self._env[result] = select_wide(mask, as_stored(x), as_stored(y)).astype(result.tile.dtype)
         else:
             self._env[result] = function_of(op)(*map(self.plain, op.operands))
 
@@ -145,9 +145,9 @@ class Values:
         column = self.get(x, "column")
         if len(shape) == 2:
             return repeat_column(column, shape[1]) if column.shape[0] == shape[0] else _spread(column[:, :1], shape)
-        ones = [1] * len(shape)
-        ones[dim] = column.shape[0]
-        return _spread(column[:, :1].reshape(ones), shape)
+        column_shape = [1] * len(shape)
+        column_shape[dim] = column.shape[0]
+        return _spread(column[:, :1].reshape(column_shape), shape)
 
 
 def _spread(x: Any, shape: tuple[int, ...]) -> Any:
@@ -156,7 +156,7 @@ def _spread(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def from_carry(array: Any, value: Value) -> Any:
-    """The array of a value, given in the representation of a carry."""
+    """The array of a value, from its representation as a carry."""
     dtype = value.tile.dtype
     if dtype == BOOL:
         return array != 0

@@ -14,10 +14,10 @@ from tilekern.lower.mosaic.stored_dtypes import as_stored, wide_dtype
 
 
 def to_form(array: Any, form: Form) -> Any:
-    """A vector in the given form, converted from the other one."""
+    """A vector in `form`, converted from the opposite form."""
     wide = as_stored(array).astype(wide_dtype(array.dtype))
-    found = jnp.broadcast_to(wide, (LANES, wide.shape[1])).T if form == "column" else wide.T[:1]
-    return found != 0 if array.dtype == BOOL else found.astype(array.dtype)
+    converted = jnp.broadcast_to(wide, (LANES, wide.shape[1])).T if form == "column" else wide.T[:1]
+    return converted != 0 if array.dtype == BOOL else converted.astype(array.dtype)
 
 
 def repeat_column(column: Any, width: int) -> Any:
