@@ -15,7 +15,7 @@ from tilekern.lower.mosaic.chip import Chip
 from tilekern.lower.mosaic.compile import toolchain
 
 # By default XLA moves operands into vector memory before a kernel if there is room, and such operands need no buffers.
-# Without this option a kernel takes the most memory that it ever does: that of a kernel among others.
+# Without this option a kernel takes the most memory that it ever does: as much as among other kernels.
 _OPTIONS: dict[str, str | bool] = {"xla_msa_enable": False}
 
 _SHOWN_LINES, _SHOWN = 4, 600  # of the compiler's message
@@ -33,14 +33,14 @@ _SPACE = re.compile(r"memory space (\w+)|space=(\w+)")
 
 
 def compile_ahead(function: Callable[..., Any], types: Sequence[jax.ShapeDtypeStruct], chip: Chip) -> Any:
-    """Compile `function` of arrays of these types for `chip`, which need not be here.
+    """Compile `function` of arrays of `types` for `chip`, which this machine need not have.
 
-    The program is a `jax.stages.Compiled`. Operands stay in HBM until the kernels fetch them, so `vmem_used` of it does
+    The program is a `jax.stages.Compiled`. Operands stay in HBM until the kernels fetch them, so its `vmem_used` does
     not depend on the vector memory that XLA has free. Errors name the current line of the user (`source.at`).
 
     Raises:
       DependencyError: libtpu is missing, too old, or in use by another process.
-      ResourceError: a kernel takes more vector or scalar memory than there is, or than its `vmem_limit_bytes`.
+      ResourceError: a kernel takes more vector or scalar memory than a core has, or than its `vmem_limit_bytes`.
       CompileError: Pallas or libtpu refuses a kernel.
     """
     device = jax.sharding.SingleDeviceSharding(toolchain.device(chip))
@@ -90,13 +90,13 @@ def _explain(error: Exception, name: str, chip: Chip) -> TilekernError:
 
 def _figures(message: str) -> tuple[str, str]:
     """The memory that is available, and the memory that a kernel needs, from libtpu's message of exhausted memory."""
-    if found := _SCOPED.search(message):
-        return f"at most {_unit(found[2])} of vmem, the kernel's vmem_limit_bytes", _unit(found[1])
-    if found := _TOO_LARGE.search(message):
-        wanted, there = (f"{int(n) / 2**20:.2f} MiB" for n in found.groups())
-        return f"at most {there} of {_space(message)}", f"one buffer of {wanted}"
-    if found := _USED.search(message):
-        return f"at most {_unit(found[3])} of {found[1]}", f"{_unit(found[2])}, {_unit(found[4])} too much"
+    if match := _SCOPED.search(message):
+        return f"at most {_unit(match[2])} of vmem, the kernel's vmem_limit_bytes", _unit(match[1])
+    if match := _TOO_LARGE.search(message):
+        needed, available = (f"{int(n) / 2**20:.2f} MiB" for n in match.groups())
+        return f"at most {available} of {_space(message)}", f"one buffer of {needed}"
+    if match := _USED.search(message):
+        return f"at most {_unit(match[3])} of {match[1]}", f"{_unit(match[2])}, {_unit(match[4])} too much"
     return "buffers that fit", "too much"
 
 
@@ -106,8 +106,8 @@ def _unit(size: str) -> str:
 
 
 def _space(message: str) -> str:
-    found = _SPACE.search(message)
-    return (found[1] or found[2]) if found else "memory"
+    match = _SPACE.search(message)
+    return (match[1] or match[2]) if match else "memory"
 
 
 def _shorten(message: str) -> str:

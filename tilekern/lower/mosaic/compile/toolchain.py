@@ -19,8 +19,8 @@ OLDEST = (0, 0, 50)
 """
 
 # Without these variables, libtpu asks the machine's metadata server for its chips, and complains on standard error;
-# ahead-of-time compilation names its chip itself. The last one lets several processes load libtpu: it has no chips to
-# guard here.
+# ahead-of-time compilation names its chip itself. The last variable lets several processes load libtpu: no chips
+# need a guard here.
 _WITHOUT_CHIPS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -48,10 +48,10 @@ def check_version(version: str) -> None:
     """Refuse a libtpu older than `OLDEST`.
 
     Raises:
-      DependencyError: it is older.
+      DependencyError: `version` is older.
     """
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found and tuple(map(int, found.groups())) >= OLDEST:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match and tuple(map(int, match.groups())) >= OLDEST:
         return
     raise DependencyError(
         "this version of libtpu is not supported",
