@@ -1,7 +1,7 @@
 """Fitted and chosen numbers of the TPU backend, each with its unit, source and date.
 
-*Fitted* numbers come from kernels that libtpu 0.0.51 compiled, with the bytes of VMEM that it reported; *chosen* ones
-were not measured. No TPU was measured. Limits of the hardware, which a vendor states, are in `chip.py`.
+*Fitted* numbers come from kernels that libtpu 0.0.51 compiled, with the bytes of VMEM that it reported. *Chosen*
+numbers were not measured. No TPU was measured. Limits of the hardware, which a vendor states, are in `chip.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MAX_PREFETCH_TILE = 1 << 16
 """Elements of an intermediate tile in the program of a table. Chosen, 2026-11-20."""
 
 MAX_ESTIMATED_OPS = 2000
-"""Ops of a block whose values in VMEM are estimated; those of a longer block are not counted. Chosen, 2026-11-20."""
+"""Ops of a block whose values in VMEM are estimated; values of a longer block are not counted. Chosen, 2026-11-20."""
 
 OPS_PER_ROW = 16
 """Operations of Mosaic for each row that an access by rows reads or writes, at least. Counted, 2026-11-22."""
@@ -114,7 +114,7 @@ RESHAPED_SHARE = Fraction(1, 2)
 """Share of a tile that waits when a reshape changes its number of lanes. Fitted, 2026-11-22: 0 to 0.9."""
 
 NARROW_RESHAPED_SHARE = Fraction(3, 4)
-"""The same for elements of less than 32 bits. Fitted, 2026-11-22."""
+"""`RESHAPED_SHARE` for elements of less than 32 bits. Fitted, 2026-11-22."""
 
 PADDED_RESHAPE = 4
 """Bytes of a reshaped tile in VMEM for each byte of its elements, from which on it waits as a whole. Fitted,
@@ -123,7 +123,7 @@ PADDED_RESHAPE = 4
 # --- operands of dots ---
 
 PASS_COLUMNS: Mapping[str, int] = MappingProxyType({"tpu:7x": 512})
-"""Columns of a right operand that are multiplied in one pass, by target; otherwise those of one matrix unit.
+"""Columns of a right operand that are multiplied in one pass, by target; otherwise the columns of a matrix unit.
 
 Fitted, 2026-11-21.
 """

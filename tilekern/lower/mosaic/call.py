@@ -26,7 +26,7 @@ from tilekern.lower.mosaic.plan.scratch_buffers import Scratch
 from tilekern.lower.mosaic.stored_dtypes import stored_dtype
 
 Evaluate = Callable[..., Sequence[jax.Array]]
-"""Gives the outputs of a Func, its first argument, for the inputs behind it; traceable by JAX."""
+"""(func, *inputs) → the outputs of `func`; traceable by JAX."""
 
 
 def call(
@@ -64,18 +64,18 @@ class _Kernel:
         self._zeroed = plan.zeroed_outputs
 
     def run(self, arrays: Mapping[Value, Any]) -> dict[Value, Any]:
-        """The outputs for the arrays of inputs."""
+        """The array of each output, from the arrays of the inputs."""
         plan = self._plan
         tables = [flat_table(p, arrays[p]) for p in self._tables]
         if self._has_step_table:
             assert plan.grid_loop is not None
             tables.append(jnp.asarray(plan.grid_loop.table))
-        blocks = [found.rearrange(_typed(arrays, found.window.param)) for found in plan.inputs]
-        hbm_inputs = [found.rearrange(_typed(arrays, found.window.param)) for found in plan.hbm_inputs]
+        blocks = [layout.rearrange(_typed(arrays, layout.window.param)) for layout in plan.inputs]
+        hbm_inputs = [layout.rearrange(_typed(arrays, layout.window.param)) for layout in plan.hbm_inputs]
         zeros = [jnp.zeros(plan.outputs[p].shape, kernel_dtype(p)) for p in self._zeroed]
-        specs = [self._spec(found) for found in plan.inputs]
+        specs = [self._spec(layout) for layout in plan.inputs]
         anywhere = [pl.BlockSpec(memory_space=pl.ANY) for _ in (*plan.hbm_inputs, *self._zeroed)]
-        found = pl.pallas_call(
+        results = pl.pallas_call(
             self._body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(tables),
@@ -91,23 +91,23 @@ class _Kernel:
             interpret=self._interpret,
             name=visible(plan.func.name),
         )(*tables, *blocks, *hbm_inputs, *zeros)
-        pairs = zip(plan.outputs.items(), found, strict=True)
+        pairs = zip(plan.outputs.items(), results, strict=True)
         return {p: out.restore(x).astype(p.ref.dtype) for (p, out), x in pairs}
 
     def _aliases(self, offset: int) -> dict[int, int]:
         """The output whose memory each aliased operand takes, by their numbers."""
         plan = self._plan
         outputs = list(plan.outputs)
-        found: dict[int, int] = {}
+        aliases: dict[int, int] = {}
         for n, layout in enumerate(plan.inputs):
             if layout.window.param in plan.outputs:
-                found[offset + n] = outputs.index(layout.window.param)
+                aliases[offset + n] = outputs.index(layout.window.param)
         for n, param in enumerate(self._zeroed):
-            found[offset + len(plan.inputs) + len(plan.hbm_inputs) + n] = outputs.index(param)
-        return found
+            aliases[offset + len(plan.inputs) + len(plan.hbm_inputs) + n] = outputs.index(param)
+        return aliases
 
-    def _spec(self, found: Layout) -> pl.BlockSpec:
-        return pl.BlockSpec(found.block, partial(self._index_map, found))
+    def _spec(self, layout: Layout) -> pl.BlockSpec:
+        return pl.BlockSpec(layout.block, partial(self._index_map, layout))
 
     def _out_spec(self, param: Value) -> pl.BlockSpec:
         if param in self._plan.pipelined_outputs:
@@ -120,11 +120,11 @@ class _Kernel:
         steps = refs[count] if self._has_step_table else None
         return dict(zip(self._tables, refs, strict=False)), steps, refs[count + self._has_step_table :]
 
-    def _index_map(self, found: Layout, *arguments: Any) -> tuple[Any, ...]:
+    def _index_map(self, layout: Layout, *arguments: Any) -> tuple[Any, ...]:
         rank = max(1, len(self._plan.grid))
         tables, steps, _ = self._split(arguments[rank:])
         step = decode_step(self._plan, arguments[:rank], tables, steps)
-        return block_index(found, live_step(step) if self._plan.skips_dead_steps(found) else step)
+        return block_index(layout, live_step(step) if self._plan.skips_dead_steps(layout) else step)
 
     # --- the body ---
 

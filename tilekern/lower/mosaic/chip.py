@@ -90,10 +90,10 @@ def tile_rows(rows: int, dtype: DType) -> int:
     of a sublane: two of bfloat16, four of int8. So a matrix of few rows takes less than whole registers.
     """
     fewest = 4 // _stored_bytes(dtype)
-    found = fewest
-    while found < min(rows, SUBLANES):
-        found *= 2
-    return found
+    power = fewest
+    while power < min(rows, SUBLANES):
+        power *= 2
+    return power
 
 
 def padded_bytes(shape: tuple[int, ...], dtype: DType) -> int:

@@ -48,9 +48,9 @@ class MosaicLowering:
     def __init__(self, func: Func, target: Target, evaluate: Evaluate) -> None:
         self.func, self.target, self._evaluate = func, target, evaluate
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
-        self._seen = reshape_arrays(func)
+        self._reshaped = reshape_arrays(func)
         self.planned: KernelPlan = plan_kernel(
-            legalize(self._seen.func, self._chip.name.removeprefix("tpu:")), self._chip
+            legalize(self._reshaped.func, self._chip.name.removeprefix("tpu:")), self._chip
         )
         warn_large(self.planned.func, self._chip.name, self.planned.unrolled_ops)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
@@ -60,7 +60,9 @@ class MosaicLowering:
         """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
         elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
         with nullcontext() if _machine.tpu_kind() == self._chip.device_kind else elsewhere:
-            results = call(self.planned, self._cost, self._evaluate, *self._seen.inputs(inputs), interpret=interpret)
+            results = call(
+                self.planned, self._cost, self._evaluate, *self._reshaped.inputs(inputs), interpret=interpret
+            )
         pairs = zip(results, self.func.outputs, strict=True)
         return tuple(x.astype(p.ref.dtype).reshape(p.ref.shape) for x, p in pairs)
 
@@ -69,7 +71,7 @@ class MosaicLowering:
 
         Args:
           inputs: the arrays.
-          params: `pltpu.InterpretParams`, to look for races and reads of what was never written.
+          params: `pltpu.InterpretParams`, to look for races and for reads of unwritten memory.
         """
         results = cast(Sequence[jax.Array], jax.jit(partial(self.run, interpret=params))(*inputs))
         return [np.asarray(x) for x in results]
@@ -82,7 +84,7 @@ class MosaicLowering:
     @property
     def plan(self) -> str:
         """The plan of each loop and each access, and its cost in vector memory."""
-        return "\n".join([describe(self.planned), *map(visible, self._seen.notes)])
+        return "\n".join([describe(self.planned), *map(visible, self._reshaped.notes)])
 
     def compile(self) -> MosaicCompiled:
         """Compile with libtpu, for a TPU that need not be here."""

@@ -21,8 +21,8 @@ def as_stored(x: Any) -> Any:
     return jnp.where(x, 1, 0) if x.dtype == BOOL else x
 
 
-def select_wide(keep: Any, x: Any, other: Any) -> Any:
-    """`x` where `keep` holds, else `other`, selected in 32 bits.
+def select_wide(keep: Any, x: Any, y: Any) -> Any:
+    """`x` where `keep` holds, else `y`, selected in 32 bits.
 
     Mosaic cannot select narrow tiles by a mask of int32 comparisons, nor narrow scalars at all. For scalars a select of
     widened operands is not enough, since MLIR folds it back into a narrow one: floats are selected by their bits, and
@@ -30,7 +30,7 @@ def select_wide(keep: Any, x: Any, other: Any) -> Any:
     """
     dtype: DType = np.dtype(x.dtype)
     wide = wide_dtype(dtype)
-    first, second = x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape)
+    first, second = x.astype(wide), jnp.broadcast_to(y.astype(wide), x.shape)
     if x.shape or wide == dtype:
         return jnp.where(keep, first, second).astype(dtype)
     if kind_of(dtype) == "float":
