@@ -149,8 +149,20 @@ def _later_records(names: str) -> list[str]:
     return [link[2] for link in links if link]
 
 
-@pytest.mark.parametrize("page", sorted(DESIGN.glob("*.md")), ids=lambda page: page.name)
-def test_the_pages_that_a_record_links_to_exist(page: Path) -> None:
+MEASUREMENTS = sorted((ROOT / "docs" / "measurements").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", MEASUREMENTS, ids=lambda page: page.name)
+def test_a_measurement_has_its_machine_and_date_and_is_listed_by_its_title(page: Path) -> None:
+    heading, _, *lines = page.read_text().splitlines()
+    title, above = heading.removeprefix("# "), "\n".join(lines).partition("\n\n")[0]
+    assert above.startswith("Machine: ") and re.search(r"\bDate: \d{4}-\d\d-\d\d\b", above)
+    assert f"- {title}: measurements/{page.name}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert f"[{title}](../measurements/{page.name})" in (DESIGN / "index.md").read_text()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_the_pages_that_a_page_links_to_exist(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     assert not [link for link in links if not (page.parent / link).exists()]
 
