@@ -4,10 +4,10 @@ plan        the items of a run, most important first; `item`: their base class
 supervise   the parent process: starts children, survives their crashes, writes gpu.json; `journal`: their records
 work        the child process: runs the items of the plan one after the other
 prepare     work without a GPU (compilation, oracles), in parallel processes
-numerics    kernels against float64 oracles; `kernels`, `trained`, `warp_specialised`: which ones, on which cases;
-            `gradients`: those of any function, and of attention with each feature
+numerics    kernels against float64 oracles; `kernels`, `trained`, `warp_specialised`: the kernels and their cases;
+            `gradients`: gradients of any function, and of attention with each feature
 programs    random tile programs against the interpreter
-speed       the kernels against their peers; `training`: those of training; `peers`, `torch_peers`, `bench.formulas`:
+speed       the kernels against their peers; `training`: kernels of training; `peers`, `torch_peers`, `bench.formulas`:
             other implementations; `clock`: timing
 tune        variants of blocks, warps and stages
 report      the tables

@@ -84,7 +84,7 @@ class Contestant:
 
 
 def measure(contestants: Sequence[Contestant], rounds: int = ROUNDS) -> None:
-    """Take the samples of all contestants. A failure is recorded in `error`, and the others go on."""
+    """Take the samples of all contestants. A contestant that fails gets its `error`, and all others go on."""
     for contestant in contestants:
         with _noting(contestant):
             contestant.wait(contestant.call(0))
@@ -94,10 +94,10 @@ def measure(contestants: Sequence[Contestant], rounds: int = ROUNDS) -> None:
     for index, contestant in enumerate(able):
         if contestant.error:
             continue
-        found = [_within(windows.get((index, n)), device) for n in range(rounds)]
-        contestant.kernels = tuple(dict.fromkeys(name for events in found for _, _, name in events))
+        by_round = [_within(windows.get((index, n)), device) for n in range(rounds)]
+        contestant.kernels = tuple(dict.fromkeys(name for events in by_round for _, _, name in events))
         if contestant.events is None:
-            _by_profiler(contestant, found, calls[contestant.name])
+            _by_profiler(contestant, by_round, calls[contestant.name])
 
 
 def by_host(contestant: Contestant, calls: int) -> float:
@@ -106,18 +106,18 @@ def by_host(contestant: Contestant, calls: int) -> float:
     return max(many - few, 0.0) / (2 * calls)
 
 
-def _by_profiler(contestant: Contestant, found: Sequence[Sequence[tuple[float, float, str]]], calls: int) -> None:
-    if all(found):
+def _by_profiler(contestant: Contestant, by_round: Sequence[Sequence[tuple[float, float, str]]], calls: int) -> None:
+    if all(by_round):
         contestant.method = "profiler"
-        contestant.samples = [1e-9 * busy([(a, b) for a, b, _ in events]) / calls for events in found]
+        contestant.samples = [1e-9 * busy([(a, b) for a, b, _ in events]) / calls for events in by_round]
         return
     contestant.method = "host"
     with _noting(contestant):
-        contestant.samples = [by_host(contestant, calls) for _ in found]
+        contestant.samples = [by_host(contestant, calls) for _ in by_round]
 
 
 def _calls(contestant: Contestant) -> int:
-    """Number of calls in a sample."""
+    """Number of calls in a sample: as many as take `WINDOW_SECONDS`, from 1 to `MAX_CALLS`."""
     seconds = _host_seconds(contestant, 2) / 2
     return max(1, min(MAX_CALLS, math.ceil(WINDOW_SECONDS / max(seconds, 1e-6))))
 
@@ -164,7 +164,7 @@ def _sample(contestant: Contestant, calls: int) -> None:
 
 
 def windows_of(planes: Sequence[Any]) -> dict[tuple[int, int], Interval]:
-    """The window of each sample in nanoseconds, by contestant and round."""
+    """The window of each sample, begin and end in nanoseconds, by the index of the contestant and the round."""
     windows: dict[tuple[int, int], Interval] = {}
     for event in (
         e for plane in planes if plane.name.startswith("/host:") for line in plane.lines for e in line.events
@@ -176,7 +176,7 @@ def windows_of(planes: Sequence[Any]) -> dict[tuple[int, int], Interval]:
 
 
 def device_events_of(planes: Sequence[Any]) -> list[tuple[float, float, str]]:
-    """The GPU's work: begin, end and name of each kernel, without CUPTI's overhead in the same lines."""
+    """The GPU's work: begin and end in nanoseconds, and name, of each kernel, without CUPTI's overhead."""
     lines = (line for plane in planes if plane.name.startswith("/device:GPU") for line in plane.lines)
     return [
         (event.start_ns, event.start_ns + event.duration_ns, event.name)
@@ -195,7 +195,7 @@ def _within(window: Interval | None, device: Sequence[tuple[float, float, str]])
 
 
 def busy(intervals: Sequence[Interval]) -> float:
-    """The length of the union of intervals."""
+    """The length of the union of intervals, in their unit."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))

@@ -17,9 +17,9 @@ def run(options: Options, target: str) -> int:
     with prepare.pool(options, plan, target, oracles=False) as futures:
         for name, future in futures.items():
             ready = future.result()
-            for taken in ready.programs:
-                numbers = (taken[key] for key in ("registers", "spills", "shared_bytes", "threads", "occupancy"))
-                programs.append((name, taken))
+            for resources in ready.programs:
+                numbers = (resources[key] for key in ("registers", "spills", "shared_bytes", "threads", "occupancy"))
+                programs.append((name, resources))
                 rows.append((name, *(f"{number:g}" for number in numbers), f"{ready.seconds:.1f}"))
             for error in ready.errors:
                 errors += 1

@@ -23,7 +23,7 @@ def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "")
     Args:
       lowering: the program.
       compiled: its machine code.
-      gpu: name of the GPU; by default the one that stands for the target.
+      gpu: name of the GPU; by default the GPU that stands for the target.
 
     Raises:
       ValueError: the model knows no GPU of the target, or cannot follow the code.
@@ -46,46 +46,49 @@ def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "")
 
 
 def described(lowering: Lowering, compiled: Any) -> Record:
-    """The estimate for the record of a program; the reason if there is none."""
+    """The entries "estimate" or "unestimated" (the reason) for the record of a program; {} for other targets.
+
+    "cycles" are of the GPU's clock, "seconds" the time of the launch.
+    """
     if not isinstance(lowering, TritonLowering) or lowering.target.name not in GPUS:
         return {}
     try:
-        made = estimated(lowering, compiled)
+        forecast = estimated(lowering, compiled)
     except ValueError as error:
         return {"unestimated": f"{lowering.program.name}: {error}"}
     return {
         "estimate": {
             "program": lowering.program.name,
-            "lines": dict(made.lines),
-            "cycles": made.cycles,
-            "seconds": made.seconds,
-            "share": made.share,
-            "bottleneck": made.bottleneck,
-            "unknown": dict(made.unknown),
-            "assumed": dict(made.assumed),
+            "lines": dict(forecast.lines),
+            "cycles": forecast.cycles,
+            "seconds": forecast.seconds,
+            "share": forecast.share,
+            "bottleneck": forecast.bottleneck,
+            "unknown": dict(forecast.unknown),
+            "assumed": dict(forecast.assumed),
         }
     }
 
 
 def rows(programs: Iterable[tuple[str, Record]]) -> list[tuple[str, ...]]:
     """The table of estimates of named programs; lines are percentages of the estimated cycles."""
-    made: list[tuple[str, ...]] = [HEADER]
+    table: list[tuple[str, ...]] = [HEADER]
     for name, program in programs:
-        if (found := program.get("estimate")) is not None:
-            lines = (f"{100 * found['lines'][line] / found['cycles']:.0f} %" for line in LINES)
-            share = f"{found['share']:.2f}" if found["share"] else "-"
-            numbers = f"{found['cycles']:.0f}", f"{1e6 * found['seconds']:.1f}", share, found["bottleneck"]
-            made.append((name, found["program"], *lines, *numbers))
-    return made
+        if (forecast := program.get("estimate")) is not None:
+            lines = (f"{100 * forecast['lines'][line] / forecast['cycles']:.0f} %" for line in LINES)
+            share = f"{forecast['share']:.2f}" if forecast["share"] else "-"
+            numbers = f"{forecast['cycles']:.0f}", f"{1e6 * forecast['seconds']:.1f}", share, forecast["bottleneck"]
+            table.append((name, forecast["program"], *lines, *numbers))
+    return table
 
 
 def notes(programs: Iterable[tuple[str, Record]]) -> list[str]:
     """Lines on operations that the model does not know, on branches that it had to assume, and on failures."""
-    made: list[str] = []
+    lines: list[str] = []
     for name, program in programs:
-        found = program.get("estimate", {})
-        made += [f"{name}: unknown operation {op}, {count} times" for op, count in found.get("unknown", {}).items()]
-        made += [f"{name}: {branch}, {what}" for branch, what in found.get("assumed", {}).items()]
+        forecast = program.get("estimate", {})
+        lines += [f"{name}: unknown operation {op}, {count} times" for op, count in forecast.get("unknown", {}).items()]
+        lines += [f"{name}: {branch}, {assumption}" for branch, assumption in forecast.get("assumed", {}).items()]
         if reason := program.get("unestimated"):
-            made.append(f"{name}: no estimate: {reason}")
-    return made
+            lines.append(f"{name}: no estimate: {reason}")
+    return lines

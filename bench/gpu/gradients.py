@@ -39,26 +39,26 @@ def _relative(table: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
 
 
 def _normal(*dims: str) -> Callable[[Case, np.random.Generator], list[Any]]:
-    """Makes one normal float32 array, whose dims are the named sizes of a case."""
+    """A function that makes a list of one normal float32 array, whose dims are the named sizes of a case."""
 
-    def made(case: Case, random: np.random.Generator) -> list[Any]:
+    def normal(case: Case, random: np.random.Generator) -> list[Any]:
         return [random.standard_normal([getattr(case, dim) for dim in dims], np.float32)]
 
-    return made
+    return normal
 
 
 def _lengths(case: Case, random: np.random.Generator) -> list[Any]:
-    """Lengths of the sequences of a batch; some are full."""
+    """int32[B] lengths of the sequences of queries, and of keys; some sequences are full."""
     return [random.integers(1, n + 2, case.batch, np.int32).clip(max=n) for n in (case.queries, case.keys)]
 
 
 def _segments(case: Case, random: np.random.Generator) -> list[Any]:
-    """Segment ids of packed sequences."""
+    """int32[B, T] and int32[B, S] segment ids of packed sequences, each sorted along its sequence."""
     return [np.sort(random.integers(0, 4, (case.batch, n), np.int32)) for n in (case.queries, case.keys)]
 
 
 def _mask(case: Case, random: np.random.Generator) -> list[Any]:
-    """A mask with full, partial and empty tiles."""
+    """A mask bool[1, T, S] with full, partial and empty tiles."""
     mask = random.random((1, case.queries, case.keys)) < 0.9
     mask[:, :128, 128:256], mask[:, 128:, :128] = False, True
     return [mask]
@@ -164,13 +164,13 @@ def ours(*arrays: Any, target: str | None = None, **keywords: Any) -> Arrays:
 
 def definition(*arrays: Any, feature: str = "", causal: bool = False, q_offset: int = 0, dtype: Any = None) -> Arrays:
     """The gradients of the reference, computed in a dtype."""
-    known = {} if feature else {"causal": causal, "q_offset": q_offset}
-    return gradients_of(reference, *arrays, feature=feature, **known, dtype=dtype)
+    masking = {} if feature else {"causal": causal, "q_offset": q_offset}
+    return gradients_of(reference, *arrays, feature=feature, **masking, dtype=dtype)
 
 
-def longest_sum(query: Any, key: Any, *others: Any) -> int:
+def longest_sum(query: Any, key: Any, *unused: Any) -> int:
     """Number of terms of the longest sum behind an element of the results."""
-    del others
+    del unused
     group = query.shape[2] // key.shape[2]
     return query.shape[3] + key.shape[1] + query.shape[1] * group
 
@@ -216,9 +216,9 @@ def with_gradients(function: Callable[..., Any], *arrays: Any, **keywords: Any) 
 
 
 def step(function: Callable[..., Any], *arrays: Any, used: int = 1) -> Arrays:
-    """Compute the first results of a function, as many as are used, and its gradients by the float arrays.
+    """Compute the first `used` results of a function, and its gradients by the float arrays.
 
-    The last arrays are the cotangents of these results.
+    The last `used` arrays are the cotangents of the results.
     """
     inputs, cotangents = arrays[:-used], arrays[-used:]
 
@@ -229,7 +229,7 @@ def step(function: Callable[..., Any], *arrays: Any, used: int = 1) -> Arrays:
 
 
 def pulled(function: Callable[..., Any], arrays: Sequence[Any], cotangents: Sequence[Any] | None = None) -> Arrays:
-    """Compute the results of a function, and their gradients by its float arrays; None: for `_different` cotangents."""
+    """Compute the results of a function, then its gradients by float arrays; None: for `_different` cotangents."""
     floats = [n for n, x in enumerate(arrays) if kind_of(x.dtype) == "float"]
 
     def of_floats(*some: Any) -> Any:
@@ -237,8 +237,8 @@ def pulled(function: Callable[..., Any], arrays: Sequence[Any], cotangents: Sequ
 
     out, pull = jax.vjp(of_floats, *(arrays[n] for n in floats))
     results, tree = jax.tree.flatten(out)
-    given = map(_different, results) if cotangents is None else cotangents
-    return [*results, *pull(tree.unflatten([c.astype(x.dtype) for c, x in zip(given, results, strict=True)]))]
+    seeds = map(_different, results) if cotangents is None else cotangents
+    return [*results, *pull(tree.unflatten([c.astype(x.dtype) for c, x in zip(seeds, results, strict=True)]))]
 
 
 def _different(out: Any) -> Any:

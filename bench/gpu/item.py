@@ -66,9 +66,9 @@ class Item:
 
 
 def lowerings_of(function: Callable[..., Any], avals: Sequence[Any], target: Target) -> Iterator[Lowering]:
-    """Lower the kernels that a function calls on arguments of the given types, each different one once.
+    """The lowered kernels that a function calls on arguments of types `avals`, without repetitions.
 
-    They are lowered for a target, or for that which a call names.
+    A kernel is lowered for the target that its call names, else for `target`.
     """
     seen: set[Any] = set()
     for equation in _calls(jax.make_jaxpr(function)(*avals).jaxpr):

@@ -61,12 +61,12 @@ class Kernel:
     Attributes:
       call: tilekern's function.
       reference: its definition, with the same results.
-      cases: sizes of real models; smaller versions of them are checked.
+      cases: sizes of real models, of which smaller versions are checked.
       large: cases that are checked at their own size: many tiles, with ragged edges.
-      length: number of terms of the longest sum, for the arrays of a call.
+      length: returns the number of terms of the longest sum, for the arrays of a call.
       dtyped: True if the definition takes the dtype to compute in.
-      factor: limit of the error, in naive errors; see `tilekern.testing`.
-      dtypes: of the large cases.
+      factor: limit of the error, as a multiple of the naive computation's; see `tilekern.testing`.
+      dtypes: the dtypes of the large cases.
       specials: True if the first large case is checked with NaN and infinities, too. False for kernels with weights,
         states or factors of all elements, where a NaN makes all later results NaN, and for gradients, where a NaN in a
         cotangent reaches all tiles that are not skipped.
@@ -106,13 +106,13 @@ def stepped(function: Callable[..., Any], *arrays: jax.Array, **keywords: Any) -
     return function(*matrices, factors, arrays[5] if arrays[5:] else None, arrays[6:], **keywords)
 
 
-def _columns(x: Any, *others: Any) -> int:
-    del others
+def _columns(x: Any, *unused: Any) -> int:
+    del unused
     return x.shape[-1]
 
 
-def _tokens_and_depth(query: Any, *others: Any) -> int:
-    del others
+def _tokens_and_depth(query: Any, *unused: Any) -> int:
+    del unused
     return query.shape[1] + query.shape[3]
 
 
@@ -130,7 +130,7 @@ TOKENS = (
     {"tokens": 333, "heads": 4, "groups": 2, "depth": 128, "width": 128},
     {"tokens": 512, "heads": 2, "groups": 2, "depth": 64, "width": 200},
 )
-# Head widths of the timed cases, with whole tiles: their masks and copies differ from those of ragged tiles.
+# Head widths of the timed cases, with whole tiles: ragged tiles have other masks and copies.
 WHOLE = tuple(
     Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
     for d in (64, 128, 256)
@@ -256,7 +256,7 @@ KERNELS = {
             *resized(GROUP_NORMS, {"batch": 3, "side": 37, "channels": 130, "num_groups": 13}),
             replace(LARGE_GROUPS[0], name="parts", side=190),  # of more than 8 MiB: kernels of parts
         ),
-        lambda x, *others: x.size // x.shape[0],
+        lambda x, *unused: x.size // x.shape[0],
         specials=True,
     ),
     "swiglu": Kernel(
@@ -294,21 +294,21 @@ KERNELS = {
         rg_lru.reference,
         GATED_UNITS,
         resized(GATED_UNITS, {"tokens": 301, "channels": 1037}, {"tokens": 512, "batch": 2}),
-        lambda x, *others: x.shape[1],
+        lambda x, *unused: x.shape[1],
     ),
     "selective_scan": Kernel(
         selective_scan.selective_scan,
         selective_scan.reference,
         SELECTIVE_SCANS,
         resized(SELECTIVE_SCANS, {"tokens": 301, "channels": 1037, "states": 13}, {"tokens": 512, "batch": 2}),
-        lambda x, delta, a, *others: x.shape[1] + a.shape[1],
+        lambda x, delta, a, *unused: x.shape[1] + a.shape[1],
     ),
     "causal_conv1d": Kernel(
         causal_conv1d.causal_conv1d,
         causal_conv1d.reference,
         CONVOLUTIONS,
         resized(CONVOLUTIONS, {"tokens": 301, "channels": 1037}, {"taps": 2, "tokens": 67, "batch": 3}),
-        lambda x, weight, *others: weight.shape[0] + 1,
+        lambda x, weight, *unused: weight.shape[0] + 1,
         specials=True,
     ),
 }

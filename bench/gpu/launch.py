@@ -1,4 +1,4 @@
-"""Launches without a GPU: each item runs on a pretended one, up to the numbers.
+"""Launches without a GPU: each item runs on a pretended GPU, up to the numbers.
 
 All of JAX, its CUDA plugin and jaxlib's launch code run as on a GPU. The pretended driver (`bench.gpu.pretended`)
 checks each launch as NVIDIA's does, and executes no kernel. So this finds crashes, refused launches and errors of our
@@ -41,14 +41,14 @@ def run(options: Options) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / RECORD).unlink(missing_ok=True)
     print(f"launching on a pretended GPU; log and records in {options.out}", flush=True)
-    found = supervise.supervise(options)["items"]
-    failed = {name: record for name, record in found.items() if not record or not record.get("ok")}
+    records = supervise.supervise(options)["items"]
+    failed = {name: record for name, record in records.items() if not record or not record.get("ok")}
     for name, record in failed.items():
         print(f"FAIL {name}: {(record or {}).get('text', 'no result')}\n")
-    left = len(missing(items(options), list(found)))
-    launches = sum(record.get("launches", 0) for record in found.values() if record)
-    print(f"{len(found)} items, {launches} launches for {options.launch}, {len(failed)} failures, {left} left out")
-    return 1 if failed or left or not found else 0
+    left = len(missing(items(options), list(records)))
+    launches = sum(record.get("launches", 0) for record in records.values() if record)
+    print(f"{len(records)} items, {launches} launches for {options.launch}, {len(failed)} failures, {left} left out")
+    return 1 if failed or left or not records else 0
 
 
 def pretend(options: Options) -> None:
@@ -75,21 +75,21 @@ class _Calls:
     """The calls that the driver records."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known = path, path.stat().st_size if path.exists() else 0
+        self._path, self._offset = path, path.stat().st_size if path.exists() else 0
 
     def new(self) -> Iterator[Any]:
-        """Those since the last time."""
+        """The calls that were recorded since the last `new`."""
         if self._path.exists():
             with self._path.open() as file:
-                file.seek(self._known)
+                file.seek(self._offset)
                 yield from map(json.loads, file)
-                self._known = file.tell()
+                self._offset = file.tell()
 
 
 def launched(item: Item, options: Options, calls: _Calls) -> Record:
     """Launch an item, and judge it by its exceptions and by the driver's record."""
     try:
-        wanted = {
+        programs = {
             low.program.name for low in item.lowerings(resolve(options.launch), options.seed) if low.program.programs
         }
         item.launch(options.seed)
@@ -97,14 +97,19 @@ def launched(item: Item, options: Options, calls: _Calls) -> Record:
         sys.stderr.write(f"{item.name}: {traceback.format_exc()}\n")
         list(calls.new())
         return {"ok": False, "text": f"{type(error).__name__}: {error}"[:4000]}
-    return judged(wanted, list(calls.new()))
+    return judged(programs, list(calls.new()))
 
 
-def judged(wanted: set[str], calls: Sequence[Any]) -> Record:
-    """The record of an item: the driver refused nothing, and each program that was wanted was launched."""
+def judged(programs: set[str], calls: Sequence[Any]) -> Record:
+    """The record of an item; `ok` is True if the driver refused no call, and launched each of `programs`.
+
+    Args:
+      programs: the names of the programs that the item should launch.
+      calls: the driver's records of calls.
+    """
     refused = [call for call in calls if call.get("status")]
     launches = [call for call in calls if call["call"] == "launch" and call["described"]]
-    absent = wanted - {launch["function"] for launch in launches}
+    absent = programs - {launch["function"] for launch in launches}
     text = "".join(f"the driver refused {json.dumps(call)}\n" for call in refused[:5])
     text += f"not launched: {', '.join(sorted(absent))}\n" if absent else ""
     return {"ok": not text, "text": text.strip(), "launches": len(launches)}

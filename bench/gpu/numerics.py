@@ -71,12 +71,12 @@ class Check(Item):
     def inputs(self, seed: int) -> list[Any]:
         """The arrays, different for every check."""
         own = crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF)
-        made = [np.array(x) for x in jax.tree.leaves(self.case.arrays(jax.random.key(own), self.dtype))]
+        arrays = [np.array(x) for x in jax.tree.leaves(self.case.arrays(jax.random.key(own), self.dtype))]
         random = np.random.default_rng(own)
-        for x in made if self.specials else []:
+        for x in arrays if self.specials else []:
             if x.dtype == jnp.dtype(self.dtype):
                 x.reshape(-1)[random.integers(0, x.size, len(SPECIALS))] = SPECIALS
-        return made
+        return arrays
 
     def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
         avals = jax.eval_shape(partial(self.case.arrays, dtype=jnp.dtype(self.dtype)), jax.random.key(0))
@@ -88,7 +88,7 @@ class Check(Item):
         return Prepared(inputs, jax.tree.leaves(oracle), self._low(inputs))
 
     def _low(self, inputs: list[Any]) -> list[Any]:
-        """The naive computation in the dtype of the inputs, but for results whose own dtype that would change."""
+        """The reference's results, computed in the inputs' dtype, or by default where that changes a result's dtype."""
         kernel = KERNELS[self.kernel]
         low = jax.tree.leaves(kernel.reference(*inputs, **self.keywords))
         if kernel.dtyped:
@@ -97,11 +97,11 @@ class Check(Item):
         return [np.asarray(x) for x in low]
 
     def run(self, seed: int, prepared: Prepared) -> Record:
-        first, *others = poisoned(self.call, [jax.device_put(x) for x in prepared.inputs])
+        first, *repeats = poisoned(self.call, [jax.device_put(x) for x in prepared.inputs])
         length = KERNELS[self.kernel].length(*prepared.inputs)
         try:
-            for again in others:
-                _require_same_bits(first, again)
+            for repeat in repeats:
+                _require_same_bits(first, repeat)
             for out, oracle, low in zip(first, prepared.oracle, prepared.low, strict=True):
                 assert_close(out, oracle, low, length=length, factor=KERNELS[self.kernel].factor)
         except AssertionError as error:
@@ -135,14 +135,14 @@ def poisoned(function: Callable[..., Any], arrays: Sequence[Any]) -> list[list[n
 
 
 def checks(table: Mapping[str, Kernel] = KERNELS) -> list[Check]:
-    """The checks of some kernels; of a kernel, cases of many tiles come first."""
-    found: list[Check] = []
+    """The checks of some kernels, in the order of the table; of each kernel, cases of many tiles come first."""
+    items: list[Check] = []
     for name, kernel in table.items():
-        found += [Check(name, case, dtype) for case in kernel.large for dtype in kernel.dtypes]
-        found += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
+        items += [Check(name, case, dtype) for case in kernel.large for dtype in kernel.dtypes]
+        items += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
         if kernel.specials:
-            found.append(Check(name, kernel.large[0], "float32" if "float32" in kernel.dtypes else "bfloat16", True))
-    return found
+            items.append(Check(name, kernel.large[0], "float32" if "float32" in kernel.dtypes else "bfloat16", True))
+    return items
 
 
 def _error(out: Any, oracle: Any) -> float:
@@ -152,8 +152,8 @@ def _error(out: Any, oracle: Any) -> float:
     return float(np.linalg.norm(out[finite].astype(np.float64) - oracle[finite]) / norm) if norm else 0.0
 
 
-def _require_same_bits(first: Sequence[np.ndarray], again: Sequence[np.ndarray]) -> None:
-    for n, (x, y) in enumerate(zip(first, again, strict=True)):
+def _require_same_bits(first: Sequence[np.ndarray], repeat: Sequence[np.ndarray]) -> None:
+    for n, (x, y) in enumerate(zip(first, repeat, strict=True)):
         if x.tobytes() != y.tobytes():
             places = np.argwhere((x != y) & ~((x != x) & (y != y)))
             raise AssertionError(

@@ -1,4 +1,4 @@
-"""Contestants: other implementations at their best settings. Each imports its libraries only when it is made."""
+"""Contestants: other implementations at their best settings. Libraries are imported only when a contestant is made."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def by_jax(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> C
 def in_place(name: str, function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Contestant:
     """A jitted function (weight, state, gradient) -> (weight, state), whose first two arguments are donated.
 
-    A set's weight and state are those of its last call. Results that a later call was given are gone, and not waited
-    for: the device runs calls in order.
+    Each call on a set takes the weight and state that the last call on it returned. So results of earlier calls are
+    gone, and not waited for: the device runs calls in order.
     """
     jitted = jax.jit(function, donate_argnums=(0, 1))
     held = [jax.tree.map(jnp.copy, [weight, state]) for weight, state, _ in sets]
@@ -60,7 +60,7 @@ def in_place(name: str, function: Callable[..., Any], sets: Sequence[tuple[Any, 
     def wait(results: Any) -> None:
         jax.block_until_ready([x for x in jax.tree.leaves(results) if not x.is_deleted()])
 
-    return Contestant(name, call, wait, fetch=lambda found: _sample(found[0]))
+    return Contestant(name, call, wait, fetch=lambda results: _sample(results[0]))
 
 
 def by_torch(
@@ -73,7 +73,7 @@ def by_torch(
         name,
         lambda n: function(*sets[n % len(sets)]),
         wait=lambda _: torch.cuda.synchronize(),
-        fetch=lambda found: _sample(jax.tree.map(lambda tensor: tensor.float().cpu().numpy(), back(found))),
+        fetch=lambda results: _sample(jax.tree.map(lambda tensor: tensor.float().cpu().numpy(), back(results))),
         events=partial(torch.cuda.Event, enable_timing=True),
     )
 
@@ -135,8 +135,8 @@ def _mosaic(name: str, sets: Sequence[Arrays], causal: bool, config: tuple[int, 
     block_q, block_kv, steps = config
     tuning = attention_mgpu.TuningConfig(block_q, block_kv, steps, causal=causal)
     half = [
-        [(q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(jnp.float16), *(x.astype(jnp.float16) for x in others)]
-        for q, *others in sets
+        [(q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(jnp.float16), *(x.astype(jnp.float16) for x in kv)]
+        for q, *kv in sets
     ]
     return by_jax(name, lambda q, k, v: attention_mgpu.attention(q, k, v, tuning), half)
 
@@ -165,6 +165,6 @@ def tensor(array: jax.Array) -> Any:
 
 
 def _sample(result: Any) -> np.ndarray:
-    """A sample of the elements of all results."""
+    """float32[n] of every `STRIDE`th element of all results."""
     flat = [np.asarray(x).reshape(-1)[::STRIDE].astype(np.float32) for x in jax.tree.leaves(result)]
     return np.concatenate(flat)

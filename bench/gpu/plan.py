@@ -16,9 +16,9 @@ FIRST_BATCHES, BATCHES = 5, 20
 
 
 def items(options: Options) -> list[Item]:
-    """The items that the options ask for, in their order."""
-    every = list(tune.variants(options.tune)) if options.tune else _benchmark()
-    return [item for item in every if re.search(options.only, item.name)]
+    """The items of the plan, or of `options.tune`, whose names match `options.only`, most important first."""
+    candidates = list(tune.variants(options.tune)) if options.tune else _benchmark()
+    return [item for item in candidates if re.search(options.only, item.name)]
 
 
 def _benchmark() -> list[Item]:
@@ -31,7 +31,7 @@ def _benchmark() -> list[Item]:
         if length == 4096 or width == 128
     ]
     products, rows = [speed.product(size) for size in (8192, 4096)], speed.rows()
-    rest = [
+    further_attentions = [
         speed.attention(length, width, causal)
         for width in (64, 128, 256)
         for length in (4096, 1024, 16384)
@@ -55,7 +55,7 @@ def _benchmark() -> list[Item]:
         *training.comparisons(),
         *rows[3:],
         *steps[2:],
-        *rest,
+        *further_attentions,
         *batches[FIRST_BATCHES:],
     ]
 
@@ -83,5 +83,5 @@ class Budget:
 
 def missing(plan: Sequence[Item], names: Sequence[str]) -> list[Item]:
     """The items of a plan whose names are not among `names`."""
-    known = frozenset(names)
-    return [item for item in plan if item.name not in known]
+    recorded = frozenset(names)
+    return [item for item in plan if item.name not in recorded]

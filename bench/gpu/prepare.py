@@ -25,7 +25,7 @@ class Ready:
 
     Attributes:
       prepared: result of `Item.prepare`.
-      programs: resources of each program of tilekern.
+      programs: for each program of tilekern its `Resources` as a dict; in a dry run with its estimate.
       errors: failures to compile a program, or to prepare the item.
       seconds: time of the preparation.
     """
@@ -63,7 +63,7 @@ def ready(item: Item, target: str, seed: int, oracles: bool = True) -> Ready:
 def pool(
     options: Options, items: Sequence[Item], target: str, oracles: bool = True
 ) -> Iterator[dict[str, Future[Ready]]]:
-    """Prepare items in as many processes as there are cores; their futures by name."""
+    """A context that prepares items in a process for each core, and has their futures by name."""
     workers = max(1, min(len(items), os.cpu_count() or 1))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_on_cpu) as executor:
         try:

@@ -11,10 +11,10 @@ from bench.gpu.speed import OURS
 Items = Mapping[str, Record | None]
 
 
-def report(kept: Record) -> str:
-    """All tables, the shortest summary last."""
-    items: Items = kept["items"]
-    environment = kept["environment"]
+def report(results: Record) -> str:
+    """All tables of the content of gpu.json, the shortest summary last."""
+    items: Items = results["items"]
+    environment = results["environment"]
     parts = [
         f"{environment['gpu'] or 'no GPU'}; seed {environment['seed']}; commit {environment['commit'] or 'unknown'}"
     ]
@@ -24,9 +24,9 @@ def report(kept: Record) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def status(kept: Record) -> int:
+def status(results: Record) -> int:
     """The exit status: 0 if an item ran and nothing of tilekern failed."""
-    records = [r for r in kept["items"].values() if r is not None]
+    records = [r for r in results["items"].values() if r is not None]
     return 0 if records and all(r.get("ok", True) for r in records) else 1
 
 
@@ -68,8 +68,8 @@ def ranking(items: Items) -> str:
     for tuned, variants in groups.items():
         rows = [(tuned, "µs", "of peer", "registers", "spills", "shared")]
         for share, variant, record in sorted(variants, key=lambda v: -v[0]):
-            taken = (record.get("programs") or [{}])[0]
-            resources = (str(taken.get(key, "")) for key in ("registers", "spills", "shared_bytes"))
+            program = (record.get("programs") or [{}])[0]
+            resources = (str(program.get(key, "")) for key in ("registers", "spills", "shared_bytes"))
             time = "refused" if "refused" in record else f"{median_us(record, OURS):.1f}"
             rows.append((variant, time, f"{share:.2f}" if share >= 0 else "", *resources))
         parts.append(aligned(rows))
@@ -93,12 +93,12 @@ def best_of(contestants: Mapping[str, Record]) -> dict[str, float]:
 
 
 def median_us(record: Record, name: str) -> float:
-    """A contestant's median, NaN if it has none."""
+    """A contestant's median in microseconds; NaN if it has none."""
     return record.get("contestants", {}).get(name, {}).get("median_us", math.nan)
 
 
 def judged(record: Record, bandwidth: float) -> float:
-    """Our speed relative to that of the aim: the best peer of a kind, or the bandwidth of a copy."""
+    """Our speed relative to the aim's: the speed of the best peer of a kind, or the bandwidth of a copy."""
     ours = median_us(record, OURS)
     if record["aim_of"] == "copy":
         return record["bytes"] / (ours * 1e-6) / bandwidth

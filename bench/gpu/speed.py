@@ -46,14 +46,14 @@ class Comparison(Item):
     Attributes:
       name: unique name in the plan.
       ours: tilekern's function; None for a comparison of peers alone.
-      arrays: makes inputs from a key; one may be a tree of arrays.
+      arrays: makes inputs from a key; an input may be a tree of arrays.
       peers: makes the peers for input sets.
       flops: floating-point operations of one call.
       aim: the speed that we want, relative to the best of the peers whose name contains `aim_of`; if `aim_of` is
         "copy", relative to the bandwidth of a copy.
       seconds: estimate of its time.
       tags: more entries of the record.
-      contestant: makes a contestant of tilekern's function.
+      contestant: makes a contestant of a name, tilekern's function and the input sets.
     """
 
     name: str
@@ -73,8 +73,8 @@ class Comparison(Item):
 
     def run(self, seed: int, prepared: Any) -> Record:
         types = jax.eval_shape(self.arrays, jax.random.key(0))
-        each = _nbytes(types)
-        count = max(2, min(MAX_SETS, math.ceil(SET_BYTES / each)))
+        input_bytes = _nbytes(types)
+        count = max(2, min(MAX_SETS, math.ceil(SET_BYTES / input_bytes)))
         key = jax.random.key(crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF))
         arrays = jax.jit(self.arrays)
         sets = jax.block_until_ready([arrays(k) for k in jax.random.split(key, count)])
@@ -86,7 +86,7 @@ class Comparison(Item):
         measure([c for c in contestants if not c.error])
         record: Record = {
             "flops": self.flops,
-            "bytes": each + self._output_bytes(types, contestants[0]),
+            "bytes": input_bytes + self._output_bytes(types, contestants[0]),
             "aim": self.aim,
             "aim_of": self.aim_of,
             "contestants": {c.name: c.record() for c in contestants},
@@ -111,7 +111,7 @@ class Comparison(Item):
         yield from self.peers(sets)
 
     def _output_bytes(self, types: Sequence[Any], ours: Contestant) -> int:
-        """Bytes of the output; those of the input for a copy, and for a function that failed."""
+        """Bytes of the output; bytes of the input for a copy, and for a function that failed."""
         if self.ours is None or ours.error:
             return _nbytes(types)
         return _nbytes(jax.eval_shape(self.ours, *types))
@@ -199,7 +199,7 @@ def attention_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Arr
 
 
 def attention_flops(length: int, causal: bool) -> float:
-    """Flops of the forward pass: two products of every query with every key, half of them if causal."""
+    """Flops of the forward pass: two products of every query with every key; half as many if causal."""
     return 4.0 * TOKENS * length * HIDDEN * (0.5 if causal else 1.0)
 
 
@@ -220,8 +220,8 @@ def attention(length: int, width: int, causal: bool) -> Comparison:
 def gradient_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Array]:
     """The arrays of `attention_arrays`, and a cotangent of the result."""
     for_arrays, for_cotangent = jax.random.split(key)
-    query, *others = attention_arrays(for_arrays, length=length, width=width)
-    return [query, *others, jax.random.normal(for_cotangent, query.shape, query.dtype)]
+    query, *kv = attention_arrays(for_arrays, length=length, width=width)
+    return [query, *kv, jax.random.normal(for_cotangent, query.shape, query.dtype)]
 
 
 def attention_gradient(length: int, width: int, causal: bool) -> Comparison:
@@ -248,7 +248,7 @@ def product(size: int) -> Comparison:
 
 
 def by_gluon(base: Comparison) -> Comparison:
-    """The same, by warp-specialised programs."""
+    """The comparison with warp-specialised programs in the place of ours, without an aim."""
     assert base.ours is not None
     return replace(base, name=f"{base.name} by gluon", ours=partial(base.ours, target=GLUON), aim=None)
 

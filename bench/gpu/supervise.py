@@ -1,7 +1,7 @@
-"""The parent process: it starts children until the plan is done or time is up, kills those that hang, writes gpu.json.
+"""The parent process: it starts children until the plan is done or time is up, kills hanging ones, writes gpu.json.
 
 Work on a GPU may kill or break its process, or never end. So the parent uses no GPU. An item that a child leaves
-unfinished is recorded as a crash, and the next child continues behind it.
+unfinished is recorded as a crash, and the next child continues after it.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ def supervise(options: Options) -> Record:
     options.out.mkdir(parents=True, exist_ok=True)
     budget, journal = Budget(options.seconds - RESERVE), Journal(options.out / "journal.jsonl")
     journal.path.unlink(missing_ok=True)
-    kept: Record = {"environment": environment(options), "items": {}}
+    results: Record = {"environment": environment(options), "items": {}}
     with contextlib.suppress(KeyboardInterrupt):
-        _run_children(options, budget, journal, kept)
-    kept["items"] = journal.read()
-    kept["environment"]["seconds"] = round(options.seconds - RESERVE - budget.left, 1)
-    write(options.out, kept)
-    return kept
+        _run_children(options, budget, journal, results)
+    results["items"] = journal.read()
+    results["environment"]["seconds"] = round(options.seconds - RESERVE - budget.left, 1)
+    write(options.out, results)
+    return results
 
 
-def _run_children(options: Options, budget: Budget, journal: Journal, kept: Record) -> None:
+def _run_children(options: Options, budget: Budget, journal: Journal, results: Record) -> None:
     for _ in range(CHILDREN):
         if budget.left < LEAST:
             return
         before = len(journal.read())
-        status = _run_child(options, budget, journal, kept)
+        status = _run_child(options, budget, journal, results)
         _close(journal, status)
         if status in (0, NO_GPU) or len(journal.read()) == before:
             return
 
 
-def _run_child(options: Options, budget: Budget, journal: Journal, kept: Record) -> int | str:
+def _run_child(options: Options, budget: Budget, journal: Journal, results: Record) -> int | str:
     """Run one child, and return its exit status, or the reason why it was killed."""
     # JAX and PyTorch share the GPU's memory, so JAX must not allocate most of it at its start.
     variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -69,7 +69,7 @@ def _run_child(options: Options, budget: Budget, journal: Journal, kept: Record)
             _command(options, budget.left), stdout=log, stderr=log, env=variables, start_new_session=True
         )
         try:
-            return _watch(child, options, budget, journal, kept)
+            return _watch(child, options, budget, journal, results)
         finally:
             # The child's session includes the processes that prepare items.
             if child.poll() is None or not _gone(child.pid):
@@ -86,7 +86,7 @@ def _command(options: Options, seconds: float) -> list[str]:
 
 
 def _watch(
-    child: subprocess.Popen[bytes], options: Options, budget: Budget, journal: Journal, kept: Record
+    child: subprocess.Popen[bytes], options: Options, budget: Budget, journal: Journal, results: Record
 ) -> int | str:
     size, changed = -1, time.monotonic()
     while child.poll() is None:
@@ -94,7 +94,7 @@ def _watch(
         now = journal.path.stat().st_size if journal.path.exists() else 0
         if now != size:
             size, changed = now, time.monotonic()
-            write(options.out, kept | {"items": journal.read()})
+            write(options.out, results | {"items": journal.read()})
         if time.monotonic() - changed > STALL:
             return f"no sign of life for {STALL:.0f} s"
         if budget.left < 0:
@@ -133,11 +133,11 @@ def environment(options: Options) -> Record:
     }
 
 
-def write(folder: Path, kept: Record) -> None:
+def write(folder: Path, results: Record) -> None:
     """Write gpu.json by renaming, so that it is complete at any moment."""
-    beside = folder / "gpu.json.new"
-    beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    beside.replace(folder / "gpu.json")
+    incomplete = folder / "gpu.json.new"
+    incomplete.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    incomplete.replace(folder / "gpu.json")
 
 
 def _output(*command: str) -> str | None:

@@ -35,7 +35,7 @@ class Made:
     Attributes:
       case: has a name, sizes and maybe keywords.
       make: makes the arrays of the case from it, a key and a dtype.
-      names: the keywords of the case that the kernel takes; None for all.
+      names: the keywords of the case that the kernel takes; None for all keywords.
     """
 
     case: Any
@@ -50,36 +50,36 @@ class Made:
     @property
     def keywords(self) -> dict[str, Any]:
         """The keywords of the kernel and of its definition."""
-        every = getattr(self.case, "keywords", {})
-        return every if self.names is None else {name: every[name] for name in self.names}
+        keywords = getattr(self.case, "keywords", {})
+        return keywords if self.names is None else {name: keywords[name] for name in self.names}
 
     def arrays(self, key: jax.Array, dtype: Any) -> Arrays:
         """The arrays."""
         return self.make(self.case, key, dtype)
 
     def small(self) -> Made:
-        """The same of the smaller case."""
+        """The smaller case, with arrays made in the same way."""
         return replace(self, case=self.case.small())
 
 
 def made(make: Callable[..., Arrays], cases: Sequence[Any], names: tuple[str, ...] | None = None) -> tuple[Made, ...]:
-    """Cases whose arrays are made from others."""
+    """`cases`, whose arrays `make` makes from the case, a key and a dtype."""
     return tuple(Made(case, make, names) for case in cases)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
-def _rows(x: Any, *others: Any) -> int:
+def _rows(x: Any, *unused: Any) -> int:
     return x.size // x.shape[-1] + x.shape[-1]
 
 
-def _tokens(x: Any, *others: Any) -> int:
-    """As of a sum over tokens, each of which is the end of a dozen of rounded operations."""
+def _tokens(x: Any, *unused: Any) -> int:
+    """Terms of a sum over tokens, each of which is the end of a dozen of rounded operations."""
     return 12 * x.shape[0] * x.shape[1] + x.shape[-1]
 
 
-def _all(x: Any, *others: Any) -> int:
+def _all(x: Any, *unused: Any) -> int:
     return x.size
 
 
@@ -116,7 +116,7 @@ def with_bias(case: Any, key: jax.Array, dtype: Any) -> Arrays:
 
 
 def _with_square(case: Any, key: jax.Array, dtype: Any) -> Arrays:
-    """A matrix, and a symmetric one to add."""
+    """A matrix [rows, inner], and a symmetric matrix [rows, rows] to add."""
     x, _ = case.arrays(key, dtype)
     square = jax.random.normal(jax.random.fold_in(key, 1), (case.rows, case.rows), dtype)
     return [x / case.inner**0.5, jnp.tril(square) + jnp.tril(square, -1).T]
@@ -143,28 +143,28 @@ FUSED = {
         partial(matmul.fused_reference, epilogue=gelu_of_sum),
         made(with_bias, PRODUCTS[:4]),
         made(with_bias, LARGE_PRODUCTS),
-        lambda x, *others: x.shape[-1],
+        lambda x, *unused: x.shape[-1],
     ),
     "symmetric_matmul": Kernel(
         partial(matmul.symmetric_matmul, scale=-0.5, scale_added=2.0),
         partial(matmul.symmetric_reference, scale=-0.5, scale_added=2.0),
         made(_with_square, PRODUCTS[:2]),
         made(_with_square, LARGE_PRODUCTS),
-        lambda x, *others: x.shape[-1],
+        lambda x, *unused: x.shape[-1],
     ),
     "add_rms_norm": Kernel(
         rms_norm.add_rms_norm,
         rms_norm.add_reference,
         made(_with_residual, RMS_NORMS[:3]),
         made(_with_residual, resized(RMS_NORMS, *ROWS)),
-        lambda x, *others: x.shape[-1],
+        lambda x, *unused: x.shape[-1],
     ),
     "rms_norm_rope": Kernel(
         rope.rms_norm_rope,
         rope.normed_reference,
         made(_with_weight, ROTATIONS[:2], ("theta",)),
         made(_with_weight, resized(ROTATIONS, {"length": 301, "heads": 11}), ("theta",)),
-        lambda x, *others: x.shape[-1],
+        lambda x, *unused: x.shape[-1],
     ),
 }
 
@@ -178,7 +178,7 @@ def added_to(function: Callable[..., jax.Array], total: jax.Array, *arrays: jax.
 
 
 def sum_with(function: Callable[..., jax.Array], total: jax.Array, *arrays: jax.Array, dtype: Any = None) -> jax.Array:
-    """Its definition, computed in a dtype."""
+    """The definition of `added_to`, computed in `dtype`; None for at least float32."""
     lhs, rhs, sizes = arrays
     wide = dtype or jnp.promote_types(total.dtype, jnp.float32)
     return (total.astype(wide) + function(lhs.astype(wide), rhs.astype(wide), sizes)).astype(total.dtype)
@@ -191,7 +191,7 @@ def _with_total(case: Any, key: jax.Array, dtype: Any) -> Arrays:
 
 
 def _contracting(case: Any, key: jax.Array, dtype: Any) -> Arrays:
-    """Rows of both operands."""
+    """Rows of both operands, [rows, inner] and [rows, columns], and the sizes of groups."""
     lhs, _, sizes = case.arrays(key, dtype)
     return [lhs, jax.random.normal(jax.random.fold_in(key, 2), (case.rows, case.columns), dtype), sizes]
 
@@ -203,7 +203,7 @@ def _contracting_with_total(case: Any, key: jax.Array, dtype: Any) -> Arrays:
 
 
 def flat(case: ScaledCase, key: jax.Array, dtype: Any = None) -> Arrays:
-    """Operands and sizes, and scales, those of the rows first; dtypes are the case's own."""
+    """Operands and sizes, then scales, first the scales of rows; dtypes are the case's own."""
     del dtype
     *arrays, scales = case.arrays(key)
     return [*arrays, *scales.values()]
@@ -239,7 +239,7 @@ GROUPED = {
         ragged_dot.contracting_reference,
         (),
         made(_contracting, resized(GROUPS, *SMALL_GROUPS)),
-        lambda lhs, *others: lhs.shape[0],
+        lambda lhs, *unused: lhs.shape[0],
         dtyped=False,
     ),
     "ragged_dot accumulate": Kernel(
@@ -247,21 +247,21 @@ GROUPED = {
         partial(sum_with, ragged_dot.reference),
         (),
         made(_with_total, resized(GROUPS, *SMALL_GROUPS)),
-        lambda total, lhs, *others: lhs.shape[1],
+        lambda total, lhs, *unused: lhs.shape[1],
     ),
     "ragged_contracting_dot accumulate": Kernel(
         partial(added_to, ragged_dot.ragged_contracting_dot),
         partial(sum_with, ragged_dot.contracting_reference),
         (),
         made(_contracting_with_total, resized(GROUPS, *SMALL_GROUPS)),
-        lambda total, lhs, *others: lhs.shape[0],
+        lambda total, lhs, *unused: lhs.shape[0],
     ),
     "ragged_dot scales": Kernel(
         partial(by_scales, ragged_dot.ragged_dot),
         scaled_definition,
         (),
         made(flat, large_scaled()),
-        lambda lhs, *others: lhs.shape[1],
+        lambda lhs, *unused: lhs.shape[1],
         dtypes=("bfloat16",),
     ),
 }
@@ -283,9 +283,9 @@ class Experts:
     def arrays(self, key: jax.Array, dtype: Any) -> Arrays:
         """Standard normal; elements of products have a standard deviation of 1."""
         shape = self.experts, self.hidden, self.inner
-        for_x, for_logits, *others = jax.random.split(key, 5)
+        for_x, for_logits, *matrix_keys = jax.random.split(key, 5)
         logits = jax.random.normal(for_logits, (self.tokens, self.experts), jnp.float32)
-        gate, up, down = (jax.random.normal(k, shape, dtype) for k in others)
+        gate, up, down = (jax.random.normal(k, shape, dtype) for k in matrix_keys)
         x = jax.random.normal(for_x, (self.tokens, self.hidden), dtype)
         return [x, logits, *(w / self.hidden**0.5 for w in (gate, up)), down.swapaxes(1, 2) / self.inner**0.5]
 
@@ -300,7 +300,7 @@ MIXTURE = Kernel(
     partial(formulas.mixture, chosen=2),
     (),
     (Experts("mixtral", 301, 256, 384, 8), Experts("many", 256, 128, 64, 60)),
-    lambda x, logits, gate, *others: gate.shape[1] + gate.shape[2],
+    lambda x, logits, gate, *unused: gate.shape[1] + gate.shape[2],
 )
 
 # --- all --------------------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ KERNELS = {
         factor=3.0,
         dtypes=WIDE,
     ),
-    "moe_gradient": gradient_of(MIXTURE, lambda x, logits, gate, *others: 2 * gate.size),
+    "moe_gradient": gradient_of(MIXTURE, lambda x, logits, gate, *unused: 2 * gate.size),
     **{
         f"{name}_gradient": gradient_of(kernel, _tokens)
         for name in ("linear_attention", "gated_delta_rule", "rg_lru", "selective_scan", "causal_conv1d")

@@ -1,6 +1,6 @@
 """Kernels of training against their peers, forward and with gradient: recurrences, products, losses, norms, optimizers.
 
-Sizes are those of real models. Batches are as large as give work to all of a GPU, as in training.
+Sizes are taken from real models. Batches are so large that they give work to all of a GPU, as in training.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tilekern.training import AdamWState, newton_schulz
 from tilekern.training import adamw as adamw_of
 
 OF_SCAN = 1 / SCAN_LIMIT
-"""The speed that recurrences are to have, relative to scans in `jnp`; that relative to the best other formula is 1."""
+"""The speed that recurrences are to have, relative to scans in `jnp`; relative to the best other formula it is 1."""
 
 Functions = Mapping[str, Callable[..., Any]]
 Torch = Callable[[Any], Contestant]
@@ -64,17 +64,17 @@ WIDE = (16384, 4096)
 
 
 def named(cases: Sequence[Any], name: str, **sizes: Any) -> Any:
-    """The case of a name, with other sizes."""
-    (found,) = (case for case in cases if case.name == name)
-    return replace(found, **sizes)
+    """The case of this name, with `sizes` replaced."""
+    (match,) = (case for case in cases if case.name == name)
+    return replace(match, **sizes)
 
 
 def with_cotangents(key: jax.Array, *, arrays: Callable[[jax.Array], Any], ours: Any, used: int) -> list[jax.Array]:
-    """Arrays, and cotangents of the first results."""
-    for_arrays, *others = jax.random.split(key, 1 + used)
-    made = list(arrays(for_arrays))
-    types = jax.tree.leaves(jax.eval_shape(ours, *made))
-    return [*made, *(jax.random.normal(k, t.shape, t.dtype) for k, t in zip(others, types[:used], strict=True))]
+    """The arrays, then normal cotangents of the first `used` results of `ours`."""
+    for_arrays, *keys = jax.random.split(key, 1 + used)
+    inputs = list(arrays(for_arrays))
+    types = jax.tree.leaves(jax.eval_shape(ours, *inputs))
+    return [*inputs, *(jax.random.normal(k, t.shape, t.dtype) for k, t in zip(keys, types[:used], strict=True))]
 
 
 def _contestants(sets: Any, *, functions: Functions, torch: Torch | None) -> Iterator[Peer]:
@@ -100,7 +100,7 @@ def gradient(
     used: int = 1,
     **options: Any,
 ) -> Comparison:
-    """The same with the gradients by all float arrays, for cotangents of the results that are used."""
+    """`forward` of the first `used` results, and of gradients by all float arrays, for given cotangents."""
     inputs = partial(with_cotangents, arrays=arrays, ours=ours, used=used)
     functions = {n: partial(step, f, used=used) for n, f in functions.items()}
     return forward(f"{name} gradient", partial(step, ours, used=used), inputs, functions, torch, **options)
@@ -127,17 +127,17 @@ def scans() -> list[Comparison]:
         f"xla chunks {size}": partial(formulas.ssd, by=partial(formulas.linear_attention, chunk=size))
         for size in (64, 128)
     }
-    made: list[Comparison] = []
+    races: list[Comparison] = []
     arrays = partial(ssd_arrays, case=mamba2)
     scan = {"xla scan": partial(formulas.ssd, by=linear_scan)}
-    made.append(forward("ssd mamba2_130m", ssd, arrays, chunks | scan, aim_of="chunks", seconds=20.0))
-    made.append(gradient("ssd mamba2_130m", ssd, arrays, chunks, aim_of="chunks"))
+    races.append(forward("ssd mamba2_130m", ssd, arrays, chunks | scan, aim_of="chunks", seconds=20.0))
+    races.append(gradient("ssd mamba2_130m", ssd, arrays, chunks, aim_of="chunks"))
     for name in ("qwen3_next", "kimi_linear"):
         arrays = partial(named(DELTA_RULES, name).arrays, dtype=jnp.bfloat16)
         chunks = {"xla chunks": formulas.gated_delta_rule}
         title, scan = f"gated_delta_rule {name}", {"xla scan": delta_scan}
-        made.append(forward(title, gated_delta_rule, arrays, chunks | scan, aim_of="chunks", seconds=20.0))
-        made.append(gradient(title, gated_delta_rule, arrays, chunks, aim_of="chunks"))
+        races.append(forward(title, gated_delta_rule, arrays, chunks | scan, aim_of="chunks", seconds=20.0))
+        races.append(gradient(title, gated_delta_rule, arrays, chunks, aim_of="chunks"))
     for case, ours, functions in (
         (
             named(GATED_UNITS, "recurrentgemma_2b", batch=4),
@@ -153,8 +153,8 @@ def scans() -> list[Comparison]:
         title, arrays = f"{ours.__name__} {case.name}", partial(case.arrays, dtype=jnp.bfloat16)
         ours, functions = _with(ours, case), {n: _with(f, case) for n, f in functions.items()}
         for kind in (forward, gradient):
-            made.append(kind(title, ours, arrays, functions, aim=OF_SCAN, aim_of="scan", seconds=15.0))
-    return made
+            races.append(kind(title, ours, arrays, functions, aim=OF_SCAN, aim_of="scan", seconds=15.0))
+    return races
 
 
 def _with(function: Callable[..., Any], case: Any) -> Callable[..., Any]:
@@ -177,31 +177,31 @@ def gated_experts(lhs: jax.Array, gate: jax.Array, up: jax.Array, sizes: jax.Arr
 
 
 def experts() -> list[Comparison]:
-    """Grouped products of training, and those of 8 bits."""
+    """Grouped products of training."""
     case = named(GROUPS, "mixtral_8x7b_up")
     flops, arrays = 2.0 * case.rows * case.inner * case.columns, partial(case.arrays, dtype=jnp.bfloat16)
     torch = partial(torch_peers.grouped, function=torch_peers.grouped_step)
-    made = [gradient(f"ragged_dot {case.name}", grouped, arrays, {"xla": jax.lax.ragged_dot}, torch, flops=3 * flops)]
+    races = [gradient(f"ragged_dot {case.name}", grouped, arrays, {"xla": jax.lax.ragged_dot}, torch, flops=3 * flops)]
     arrays, functions = partial(gated_arrays, case=case), {"xla": partial(formulas.gated, jax.lax.ragged_dot)}
     torch, title = partial(torch_peers.grouped, function=torch_peers.gated_dot), f"fused_ragged_dot {case.name}"
-    made.append(forward(title, gated_experts, arrays, functions, torch, flops=2 * flops))
-    made.append(gradient(title, gated_experts, arrays, functions, flops=6 * flops))
-    return made
+    races.append(forward(title, gated_experts, arrays, functions, torch, flops=2 * flops))
+    races.append(gradient(title, gated_experts, arrays, functions, flops=6 * flops))
+    return races
 
 
 def quantized() -> list[Comparison]:
-    """Grouped products by scales."""
-    made: list[Comparison] = []
-    wanted = ("mixtral_8x7b_up:bfloat16:int8", "qwen3_30b_up:int8:int8", "qwen3_30b_up:float8_e4m3fn:float8_e4m3fn")
+    """Grouped products by scales, most of 8 bits."""
+    races: list[Comparison] = []
+    names = ("mixtral_8x7b_up:bfloat16:int8", "qwen3_30b_up:int8:int8", "qwen3_30b_up:float8_e4m3fn:float8_e4m3fn")
     by_name = {case.name: case for case in SCALED_CASES}
-    for name in (*wanted, "deepseek_v3_up:float8_e4m3fn:float8_e4m3fn"):
+    for name in (*names, "deepseek_v3_up:float8_e4m3fn:float8_e4m3fn"):
         scaled = by_name[name]
         case = scaled.case
         functions = {"xla": partial(by_scales, ragged_dot.dequantised)}
         if scaled.lhs_dtype == "int8":
             functions["xla int32"] = partial(by_scales, ragged_dot.of_int32)
         rows = scaled.lhs_dtype == "float8_e4m3fn" and scaled.rhs_block == (None, 1)
-        made.append(
+        races.append(
             forward(
                 f"ragged_dot {name}",
                 partial(by_scales, grouped),
@@ -211,7 +211,7 @@ def quantized() -> list[Comparison]:
                 flops=2.0 * case.rows * case.inner * case.columns,
             )
         )
-    return made
+    return races
 
 
 def biased_gelu(product: jax.Array, bias: jax.Array) -> jax.Array:
@@ -225,25 +225,25 @@ def added(product: jax.Array, residual: jax.Array) -> jax.Array:
 
 
 def layers() -> list[Comparison]:
-    """Products with epilogues, and those of Muon."""
+    """Products with epilogues, and products of Muon."""
     up, down = named(PRODUCTS, "whisper_large_up"), named(PRODUCTS, "llama3_8b_down")
-    made: list[Comparison] = []
+    races: list[Comparison] = []
     for case, epilogue, theirs, torch in (
         (up, biased_gelu, formulas.gelu_product, torch_peers.gelu_product),
         (down, added, formulas.added_product, torch_peers.added_product),
     ):
         flops = 2.0 * case.rows * case.inner * case.columns
-        beside = (case.columns,) if case is up else (case.rows, case.columns)
-        arrays = partial(normal, shapes=((case.rows, case.inner), (case.inner, case.columns), beside))
+        added_shape = (case.columns,) if case is up else (case.rows, case.columns)
+        arrays = partial(normal, shapes=((case.rows, case.inner), (case.inner, case.columns), added_shape))
         ours, title = partial(fused_matmul, epilogue=epilogue), f"fused_matmul {case.name}"
         make = partial(torch_peers.product, function=torch)
-        made.append(forward(title, ours, arrays, {"xla": theirs}, make, flops=flops))
+        races.append(forward(title, ours, arrays, {"xla": theirs}, make, flops=flops))
         if case is up:
-            made.append(gradient(title, ours, arrays, {"xla": theirs}, flops=3 * flops))
+            races.append(gradient(title, ours, arrays, {"xla": theirs}, flops=3 * flops))
     for rows, columns in ((4096, 14336), (1024, 4096)):  # an MLP of Llama 3 8B, and of GPT-2 medium
         arrays, square = partial(normal, shapes=((rows, columns),)), 2.0 * rows * rows
         torch = partial(torch_peers.product, function=muon.gram_matrix)
-        made.append(
+        races.append(
             forward(
                 f"symmetric_matmul {rows}×{columns}",
                 symmetric_matmul,
@@ -255,24 +255,24 @@ def layers() -> list[Comparison]:
         )
         functions = {"xla": muon.naive_newton_schulz}
         flops = 5 * square * (2 * columns + rows)
-        made.append(forward(f"newton_schulz {rows}×{columns}", newton_schulz, arrays, functions, flops=flops))
-    return made
+        races.append(forward(f"newton_schulz {rows}×{columns}", newton_schulz, arrays, functions, flops=flops))
+    return races
 
 
 # --- losses, norms and convolutions -----------------------------------------------------------------------------------
 
 
 def losses() -> list[Comparison]:
-    """Distillation; the products of its gradient are those of the logits, twice, and two of the student."""
+    """Distillation. Its gradient computes the logits' products once more, and two products of the student."""
     case = named(DISTILLATIONS, "llama3_1b_of_8b")
     arrays, ours = partial(case.arrays, dtype=jnp.bfloat16), partial(distillation, **case.keywords)
     functions = {"xla": partial(naive_distillation, case.divergence)}
     of_student, of_teacher = (2.0 * case.tokens * case.vocabulary * width for width in (case.width, case.of_teacher))
-    both, title = of_student + of_teacher, f"distillation {case.name}"
+    of_logits, title = of_student + of_teacher, f"distillation {case.name}"
     return [
-        forward(title, ours, arrays, functions, flops=both, seconds=15.0),
+        forward(title, ours, arrays, functions, flops=of_logits, seconds=15.0),
         replace(
-            gradient(title, ours, arrays, functions, flops=2 * of_student + both, seconds=15.0),
+            gradient(title, ours, arrays, functions, flops=2 * of_student + of_logits, seconds=15.0),
             ours=partial(of_student_alone, ours),
             peers=partial(peers.named, {n: partial(of_student_alone, f) for n, f in functions.items()}),
         ),
@@ -291,7 +291,7 @@ def of_student_alone(loss: Callable[..., Any], *arrays: Any) -> Any:
 
 def norms() -> list[Comparison]:
     """Norms and a convolution: memory decides."""
-    made: list[Comparison] = []
+    races: list[Comparison] = []
     heads = (4, 4096, 32, 128)
     for title, ours, theirs, shapes in (
         ("add_rms_norm 16384×4096", add_rms_norm, add_reference, (WIDE, WIDE, WIDE[1:])),
@@ -299,21 +299,21 @@ def norms() -> list[Comparison]:
     ):
         arrays = partial(normal, shapes=shapes)
         used = {"used": 2} if ours is add_rms_norm else {}
-        made.append(forward(title, ours, arrays, {"xla": theirs}))
-        made.append(gradient(title, ours, arrays, {"xla": theirs}, **used))
+        races.append(forward(title, ours, arrays, {"xla": theirs}))
+        races.append(gradient(title, ours, arrays, {"xla": theirs}, **used))
     small, large = named(GROUP_NORMS, "stable_diffusion_64"), named(LARGE, "vae_decoder_512")
     for case in (replace(small, batch=8), replace(large, batch=4)):
         arrays, options = partial(case.arrays, dtype=jnp.bfloat16), case.keywords
         title, functions = f"group_norm {case.name}", {"xla": _with(naive_group_norm, case)}
         torch = partial(torch_peers.group_norm, **options)
-        made.append(forward(title, _with(group_norm, case), arrays, functions, torch))
-        made.append(gradient(title, _with(group_norm, case), arrays, functions))
+        races.append(forward(title, _with(group_norm, case), arrays, functions, torch))
+        races.append(gradient(title, _with(group_norm, case), arrays, functions))
     case = named(CONVOLUTIONS, "mamba_130m", batch=8)
     arrays, functions = partial(case.arrays, dtype=jnp.bfloat16), {"xla": _with(shifted_sums, case)}
     title, torch = f"causal_conv1d {case.name}", partial(torch_peers.causal_conv1d, **case.keywords)
-    made.append(forward(title, _with(causal_conv1d, case), arrays, functions, torch))
-    made.append(gradient(title, _with(causal_conv1d, case), arrays, functions))
-    return made
+    races.append(forward(title, _with(causal_conv1d, case), arrays, functions, torch))
+    races.append(gradient(title, _with(causal_conv1d, case), arrays, functions))
+    return races
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -341,11 +341,11 @@ def _steps(sets: Any, *, functions: Functions, torch: bool) -> Iterator[Peer]:
 
 def optimizers() -> list[Comparison]:
     """Steps in place: rounded stochastically, which is compared with rounding to nearest as well; and in float32."""
-    made: list[Comparison] = []
+    races: list[Comparison] = []
     to_nearest = {"xla": partial(adamw.formula, stochastic=False)}
     at_random = {"xla stochastic": partial(adamw.formula, stochastic=True)}
     for dtype, functions in ((jnp.bfloat16, to_nearest | at_random), (jnp.float32, to_nearest)):
-        made.append(
+        races.append(
             Comparison(
                 f"adamw 4096×14336 {jnp.dtype(dtype).name}",
                 partial(step_of_adamw, stochastic=True),
@@ -356,13 +356,13 @@ def optimizers() -> list[Comparison]:
                 contestant=peers.in_place,
             )
         )
-    return made
+    return races
 
 
 def comparisons() -> list[Comparison]:
-    """All of this file, most important first: one of each family, then the others."""
+    """All comparisons of this file, most important first: two of each family, then the next two."""
     families = [losses(), scans(), experts(), optimizers(), norms(), layers(), quantized()]
-    made: list[Comparison] = []
+    races: list[Comparison] = []
     for n in range(max(map(len, families))):
-        made += [one for family in families for one in family[2 * n : 2 * n + 2]]
-    return made
+        races += [entry for family in families for entry in family[2 * n : 2 * n + 2]]
+    return races

@@ -64,12 +64,12 @@ def variants(kernel: str) -> Iterator[Comparison]:
 
 
 def _backwards() -> Iterator[Comparison]:
-    """Each backward kernel alone, without peers: those of other libraries cannot be timed alone."""
+    """Each backward kernel alone, without peers: backward kernels of other libraries cannot be timed alone."""
     for length, width, causal in itertools.product(LENGTHS, WIDTHS, (False, True)):
         forward, base = attention(length, width, causal), attention_gradient(length, width, causal)
         for (name, (_, share)), options in itertools.product(BACKWARDS.items(), _options(BACKWARD)):
-            one = replace(base, name=f"{base.name} {name}", flops=share * forward.flops)
-            yield _variant(one, partial(_backward, name=name, causal=causal, options=options), options, _no_peers)
+            alone = replace(base, name=f"{base.name} {name}", flops=share * forward.flops)
+            yield _variant(alone, partial(_backward, name=name, causal=causal, options=options), options, _no_peers)
 
 
 def _of_gluon(choices: dict[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:

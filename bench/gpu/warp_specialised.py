@@ -38,12 +38,12 @@ SCALED = tuple(c for c in trained.large_scaled() if c.lhs_dtype != "int8" and c.
 
 
 def has_gluon() -> bool:
-    """True if the GPU of the machine is one that they are for, or if there is none, as in a dry run."""
+    """True if the machine's GPU runs warp-specialised programs, or if it has no GPU, as in a dry run."""
     return compute_capability() in (None, 90)
 
 
 def _by_gluon(kernel: Kernel, call: Any, large: tuple[Any, ...], dtypes: tuple[str, ...] = DTYPES) -> Kernel:
-    """The kernel of another table, with the same definition and the same rule."""
+    """A check of `call` on `large` cases, with the definition and the limits of `kernel`."""
     return Kernel(call, kernel.reference, (), large, kernel.length, kernel.dtyped, kernel.factor, dtypes)
 
 
@@ -61,7 +61,7 @@ KERNELS = {
         DTYPES[:1],
     ),
     "matmul gluon": _by_gluon(OF_TRITON["matmul"], partial(product, target=GLUON), PRODUCTS),
-    # The schedule may choose clusters; these are the programs without.
+    # The schedule may choose clusters; these programs have none.
     "matmul gluon alone": _by_gluon(
         OF_TRITON["matmul"],
         partial(product, target=GLUON, block_m=64, block_n=128, block_k=64, num_warps=8, num_ctas=1),

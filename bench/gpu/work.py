@@ -51,8 +51,8 @@ def work(options: Options) -> int:
 def _record(item: Item, future: Future[prepare.Ready], seed: int) -> Record:
     try:
         ready = future.result(timeout=PREPARED_IN)
-        made: Record = {"programs": ready.programs} | ({"unprepared": ready.errors} if ready.errors else {})
-        return made | item.run(seed, ready.prepared)
+        record: Record = {"programs": ready.programs} | ({"unprepared": ready.errors} if ready.errors else {})
+        return record | item.run(seed, ready.prepared)
     except Exception as error:
         sys.stderr.write(f"{item.name}: {traceback.format_exc()}\n")
         return {"ok": False, "text": f"{type(error).__name__}: {error}"[:4000]}

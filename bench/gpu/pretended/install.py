@@ -1,8 +1,9 @@
 """Make JAX of this process see a pretended GPU. Call `install` before JAX looks for devices.
 
-JAX's plugin finds the driver by its name, and takes one that is loaded already. The CUDA runtime inside of the plugin
-cannot work with it: its functions are found by the plugin's table of symbols, and made to jump to those of
-`runtime.c`. So this is for x86-64, and for plugins with a table of symbols, which those of JAX 0.11.2 and 0.12.0 have.
+JAX's plugin finds the driver by its name, and takes a driver that is loaded already. The CUDA runtime inside of the
+plugin cannot work with it. So the plugin's table of symbols tells where the functions of that runtime are, and each is
+made to jump to the function in `runtime.c`. This works on x86-64, and with plugins that have a table of symbols, as the
+plugins of JAX 0.11.2 and 0.12.0 have.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def check_requirements() -> None:
 
 
 def _plugin() -> Path:
-    """JAX's CUDA plugin."""
+    """The file of JAX's CUDA plugin.
+
+    Raises:
+      MissingError: the plugin is not installed.
+    """
     spec = find_spec(_PLUGIN) if find_spec("jax_plugins") else None
     if spec is None or spec.origin is None or find_spec("jax_cuda13_plugin") is None:
         raise MissingError("jax-cuda13-plugin and jax-cuda13-pjrt")
@@ -71,19 +76,19 @@ def _plugin() -> Path:
 
 def _redirect(plugin: Path, driver: ctypes.CDLL) -> None:
     declared = set(re.findall(r"\b(cuda[A-Z]\w+)\(", (headers() / "cuda_runtime_api.h").read_text(errors="replace")))
-    base, found = _loaded_at(plugin), 0
+    base, redirected = _loaded_at(plugin), 0
     for name, value in _functions(plugin):
         if name in declared:
             target = getattr(driver, f"runtime_{name}", driver.runtime_other)
             if driver.redirect(ctypes.c_void_p(base + value), target):
                 raise OSError(f"the code of {name} cannot be written")
-            found += 1
-    if not found:
+            redirected += 1
+    if not redirected:
         raise MissingError("a CUDA plugin with a table of symbols")
 
 
 def _functions(library: Path) -> Iterator[tuple[str, int]]:
-    """Names and addresses of the functions of a library that begin with "cuda", from its table of symbols."""
+    """Names and addresses of a library's functions whose names begin with "cuda", from its table of symbols."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
         place, count = int.from_bytes(image[40:48], "little"), int.from_bytes(image[60:62], "little")
         sections = np.frombuffer(image[place : place + count * _SECTION.itemsize], _SECTION)
@@ -92,8 +97,8 @@ def _functions(library: Path) -> Iterator[tuple[str, int]]:
             texts = sections[table["link"]]
             names = np.frombuffer(image[texts["offset"] : texts["offset"] + texts["size"]], np.uint8)
             begin = symbols["name"].astype(np.int64)[:, None] + np.arange(4)
-            wanted = (names[np.minimum(begin, names.size - 1)] == np.frombuffer(b"cuda", np.uint8)).all(axis=1)
-            for symbol in symbols[wanted & (symbols["info"] & 15 == 2) & (symbols["value"] > 0)]:
+            is_of_cuda = (names[np.minimum(begin, names.size - 1)] == np.frombuffer(b"cuda", np.uint8)).all(axis=1)
+            for symbol in symbols[is_of_cuda & (symbols["info"] & 15 == 2) & (symbols["value"] > 0)]:
                 yield bytes(names[symbol["name"] :][:200]).partition(b"\0")[0].decode(), int(symbol["value"])
 
 
