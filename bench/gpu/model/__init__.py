@@ -1,14 +1,14 @@
 """A static model of the cycles that a kernel takes on an NVIDIA GPU, from its SASS.
 
 sass        the text of the disassembler
-scalar      values of integers and predicates; `rules`: what instructions make of them
+scalar      values of integers and predicates; `rules`: the values that instructions compute
 walk        the way of a warp, decided by these values
 rates       GPUs, units and latencies, each with its source
-work        what an instruction costs
+work        the cost of an instruction
 shorten     leaves out iterations that repeat others
 machine     a multiprocessor that runs the walks of its warps
 loops       cycles and work of an iteration
-estimation  all of it for a launch
+estimation  the whole model, for a launch
 """
 
 from bench.gpu.model.estimation import LINES, Estimate, Launch, estimate

@@ -21,7 +21,7 @@ SAMPLES = 64
 """Programs of the grid whose loops are counted."""
 
 GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, are spread evenly, and modulo any period, too: samples meet tiles of all positions."""
+"""Multiples of GOLDEN, modulo 1, are spread evenly, and modulo any period, too: samples meet tiles of all positions."""
 
 NEAR = 0.85
 """A line of at least this share of the cycles is called the bottleneck; below it, waiting is."""
@@ -74,12 +74,12 @@ class Estimate:
       gpu: the GPU.
       lines: cycles for which each unit of a multiprocessor is busy with all programs of the launch, on average over
         multiprocessors, as if nothing ever waited: see `LINES`.
-      cycles: estimate of the whole time.
+      cycles: estimate of the whole time, in cycles of the boost clock.
       flops: operations of matrix products.
       traffic: bytes that all programs load, and store by other ways than TMA: its boxes are not in the code.
       busy: part of the simulated time in which the tensor cores compute.
       unknown: operations that the model does not know, with their numbers in the code; only their issue counts.
-      assumed: for each branch that depends on data, what was assumed.
+      assumed: for each branch that depends on data, the assumption, "not taken", say.
     """
 
     gpu: Gpu
@@ -93,17 +93,17 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The whole time at the boost clock."""
+        """The whole time in seconds, at the boost clock."""
         return self.cycles / (self.gpu.ghz * 1e9)
 
     @property
     def share(self) -> float:
-        """The share of the peak of dense bfloat16 products."""
+        """The share of the peak of dense bfloat16 products, 0 to 1."""
         return self.flops / (self.cycles * self.gpu.flops * self.gpu.cores)
 
     @property
     def bottleneck(self) -> str:
-        """The longest line; with "waits" before it if it explains too little of the time."""
+        """The name of the longest line; "waits, tensor", say, if that line is less than `NEAR` of the time."""
         longest = max(self.lines, key=lambda line: self.lines[line])
         return longest if self.lines[longest] >= NEAR * self.cycles else f"waits, {longest}"
 
@@ -126,7 +126,7 @@ def estimate(sass: str, launch: Launch) -> Estimate:
     if launch.gpu not in GPUS:
         raise ValueError(f"expected one of the GPUs {', '.join(GPUS)}; got gpu={launch.gpu!r}")
     gpu, listing = GPUS[launch.gpu], parse(sass, launch.function)
-    return _Estimation(listing, launch, gpu).made()
+    return _Estimation(listing, launch, gpu).estimate()
 
 
 class _Estimation:
@@ -135,7 +135,7 @@ class _Estimation:
         self.works = [work(instruction, gpu) for instruction in listing.code]
         self.assumed: dict[str, str] = {}
 
-    def made(self) -> Estimate:
+    def estimate(self) -> Estimate:
         launch, gpu = self.launch, self.gpu
         samples = self._samples()
         index = max(range(len(samples)), key=lambda n: sum(sum(c.values()) for c in samples[n][1]))
@@ -143,8 +143,8 @@ class _Estimation:
         walks = self._walks(program, counts)
         run, walks = self._run(walks, self._traffic(walks), cut=any(self._stops(counts)))
         loops = loops_of(walks, run.visits, gpu, self.works)
-        durations = [max(run.cycles + loops.time(found), 1.0) for _, found in samples]
-        uses = [loops.use(found) for _, found in samples]
+        durations = [max(run.cycles + loops.time(visits), 1.0) for _, visits in samples]
+        uses = [loops.use(visits) for _, visits in samples]
         mean = {line: sum(use[line] for use in uses) / len(uses) for line in uses[0]}
         per_core = launch.programs / gpu.cores
         lines = {line: mean.get(line, 0.0) * per_core for line in LINES if line != "memory"}
@@ -164,7 +164,7 @@ class _Estimation:
     # --- walks --------------------------------------------------------------------------------------------------------
 
     def _samples(self) -> list[tuple[int, list[Counter[int]]]]:
-        """Sampled programs, each with how often each of its warps comes to each loop."""
+        """Sampled programs, each with its number, and for each of its warps the number of visits to each loop."""
         walker = Walker(self.listing, self.launch.trips, effects=False)
         programs = self.launch.programs
         count = min(programs, SAMPLES) if walker.depends_on_program else 1
@@ -172,20 +172,20 @@ class _Estimation:
         samples: list[tuple[int, list[Counter[int]]]] = []
         roles = list(range(self.launch.warps))  # for each warp one that goes the same way
         for number in numbers:
-            found: dict[int, Counter[int]] = {}
+            visits: dict[int, Counter[int]] = {}
             tasks = None
             for warp in dict.fromkeys(roles):
                 walk = walker.walk(self._thread(number, warp), tasks=tasks)
                 tasks = walk.stored if warp == 0 else tasks
-                found[warp] = walk.visits
+                visits[warp] = walk.visits
                 self.assumed |= walk.assumed
             if not samples:
-                roles = [next(w for w in found if found[w] == found[warp]) for warp in found]
-            samples.append((number, [found[role] for role in roles]))
+                roles = [next(w for w in visits if visits[w] == visits[warp]) for warp in visits]
+            samples.append((number, [visits[role] for role in roles]))
         return samples
 
     def _walks(self, program: int, counts: list[Counter[int]]) -> list[list[Segment]]:
-        """The walks of all warps of a program; of long ones, the beginning."""
+        """The segments of all warps of a program; only the beginning of long walks."""
         walker, stops = Walker(self.listing, self.launch.trips), self._stops(counts)
         # The first warp stores the last tasks at its end, which a shortened walk does not come to.
         tasks = Walker(self.listing, self.launch.trips, effects=False).walk(self._thread(program, 0)).stored
@@ -195,14 +195,14 @@ class _Estimation:
         return [walk.segments for walk in walks]
 
     def _stops(self, counts: list[Counter[int]]) -> list[tuple[int, int] | None]:
-        """For each warp the outermost loop, and the number of its iterations after which a long walk ends."""
+        """For each warp the header of the outermost loop and the iterations after which a long walk ends, or None."""
         total = max(count.total() for count in counts)
         outer = [min(((n, h) for h, n in count.items() if n >= 5), default=(0, 0)) for count in counts]
         most = max(n for n, _ in outer)
         if total <= LONGEST or any(n not in (0, most) for n, _ in outer):
             return [None] * len(counts)
-        kept = max(3, LONGEST * most // total)
-        return [(header, kept) if n else None for n, header in outer]
+        iterations = max(3, LONGEST * most // total)
+        return [(header, iterations) if n else None for n, header in outer]
 
     def _thread(self, program: int, warp: int) -> Thread:
         launch = self.launch
@@ -230,17 +230,17 @@ class _Estimation:
         total = 0.0
         for walk in walks:
             for segment in walk:
-                total += sum(amount or 0 for _, what, _, amount in segment.effects if what in ("arrive", "expect"))
+                total += sum(amount or 0 for _, kind, _, amount in segment.effects if kind in ("arrive", "expect"))
                 total += sum(self.works[n].memory for n in range(segment.start, segment.stop) if n not in segment.off)
         return total
 
     def _copied_once(self, walks: Sequence[Sequence[Segment]]) -> float:
-        """The part of all bytes that is left where one copy serves all thread blocks of a cluster (multicast).
+        """The part of all bytes, 0 to 1, that is left where one copy serves all thread blocks of a cluster (multicast).
 
         Boxes of copies are taken to be of one size, which the code does not say, and other accesses to be few.
         """
         effects = (effect for walk in walks for segment in walk for effect in segment.effects)
-        copies = Counter(bool(to_all) for _, what, _, to_all in effects if what == "copy")
+        copies = Counter(bool(to_all) for _, kind, _, to_all in effects if kind == "copy")
         return (copies[False] + copies[True] / self.launch.cluster) / copies.total() if copies.total() else 1.0
 
     def _memory(self, traffic: float) -> float:
@@ -251,7 +251,7 @@ class _Estimation:
         return max(traffic / gpu.l2_bandwidth, unique / gpu.bandwidth) * hertz
 
     def _run(self, walks: list[list[Segment]], traffic: float, *, cut: bool) -> tuple[Run, list[list[Segment]]]:
-        """Simulate the programs that a multiprocessor holds; with shorter walks, if their barriers still match."""
+        """The run of the programs that a multiprocessor holds, and the walks: shortened if barriers still match."""
         for some in (shortened(walks), walks):
             try:
                 return self._machine(traffic).run([some] * self.launch.resident, cut=cut), some
@@ -269,13 +269,13 @@ class _Estimation:
         return Machine(self.gpu, self.listing.code, self.works, rates.PORT_BYTES, latency)
 
     def _scheduled(self, durations: list[float], walks: list[list[Segment]], run: Run) -> float:
-        """The time until the last multiprocessor ends: each takes a new program when one ends."""
+        """Cycles until the last multiprocessor ends: each starts a new program when a program ends."""
         launch, slots = self.launch, self.gpu.cores * self.launch.resident
         if launch.programs > SCHEDULED:
             return sum(durations) / len(durations) * launch.programs / slots
         if len(durations) == 1:
-            waves, rest = divmod(launch.programs, slots)
-            few = -(-rest // self.gpu.cores)
+            waves, last_programs = divmod(launch.programs, slots)
+            few = -(-last_programs // self.gpu.cores)
             last = 0.0
             if few == launch.resident:
                 last = durations[0]

@@ -1,4 +1,4 @@
-"""Loops of simulated walks: time and work of an iteration, which give those of other numbers of iterations."""
+"""Loops of simulated walks: time and work of an iteration, from which follow other numbers of iterations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Loops:
 
     Attributes:
       counts: for each warp, the iterations of its loops in the simulated walks.
-      times: for each warp, cycles of an iteration, without those of loops in it.
-      uses: for each warp, the work of an iteration, without that of loops in it.
+      times: for each warp and loop, by header, cycles of an iteration, without the cycles of inner loops.
+      uses: for each warp and loop, by header, the work of an iteration, without the work of inner loops.
       simulated: the work of the simulated walks.
     """
 
@@ -34,7 +34,7 @@ class Loops:
     simulated: Use
 
     def time(self, counts: Sequence[Counter[int]]) -> float:
-        """Cycles beyond the simulated ones, for iterations by warp; warps run side by side."""
+        """Cycles to add to the simulated cycles, for iterations by warp; warps run side by side, so the most counts."""
         return max(
             (
                 sum((counts[warp][header] - own[header]) * t for header, t in self.times[warp].items())
@@ -45,7 +45,7 @@ class Loops:
         )
 
     def use(self, counts: Sequence[Counter[int]]) -> dict[str, float]:
-        """The work of a program with so many iterations by warp."""
+        """The work of a program, by line, with so many iterations by warp."""
         total = defaultdict[str, float](float, self.simulated)
         for warp, own in enumerate(self.counts):
             for header, use in self.uses[warp].items():
@@ -57,13 +57,13 @@ class Loops:
 def loops_of(
     walks: Sequence[Sequence[Segment]], visits: Sequence[Sequence[float]], gpu: Gpu, works: Sequence[Work]
 ) -> Loops:
-    """Measure the loops of simulated walks.
+    """The loops of simulated walks, measured.
 
     Args:
       walks: segments of each warp.
-      visits: the times at which they began.
+      visits: for each warp the cycles at which its segments began.
       gpu: the GPU.
-      works: the work of its instructions.
+      works: the work of the function's instructions on the GPU.
     """
     headers = loop_headers(walks)
     cache: dict[Segment, Use] = {}
@@ -89,7 +89,7 @@ def loops_of(
 def _measured(
     walk: Sequence[Segment], at: Sequence[float], headers: frozenset[int], use: Callable[[Segment], Use]
 ) -> tuple[dict[int, float], dict[int, Use]]:
-    """Cycles and work of an iteration of each loop of a warp, innermost loops first."""
+    """Cycles and work of an iteration of each loop of a warp, by header, innermost loops first."""
     times: dict[int, float] = {}
     uses: dict[int, Use] = {}
     spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -117,17 +117,17 @@ def _measured(
 
 
 def _typical(spent: Sequence[float]) -> float:
-    """Cycles of an iteration, of pairs since some loops alternate.
+    """Cycles of an iteration: the median of means of neighbours, since some loops alternate.
 
-    It is the median: a warp that copies ahead waits in one of its iterations until others end an iteration of a loop
-    around theirs, and that time is the outer loop's.
+    A mean would be wrong: a warp that copies ahead waits in one of its iterations until other warps end an iteration
+    of their outer loop, and that time is the outer loop's.
     """
     return median([(a + b) / 2 for a, b in pairwise(spent)] or spent)
 
 
 def _kind(segment: Segment) -> tuple[object, ...]:
-    """Equal for segments that do the same work; their barriers may have other addresses."""
-    return segment.start, segment.stop, segment.off, tuple(what for _, what, _, _ in segment.effects)
+    """A key that is equal for segments of the same work, whatever the addresses of their barriers."""
+    return segment.start, segment.stop, segment.off, tuple(kind for _, kind, _, _ in segment.effects)
 
 
 def _use(segment: Segment, works: Sequence[Work], gpu: Gpu) -> Use:
@@ -144,10 +144,10 @@ def _use(segment: Segment, works: Sequence[Work], gpu: Gpu) -> Use:
         use["shared"] += work.shared / 128
         use["memory"] += work.memory
         use["flops"] += work.flops
-    for _, what, _, amount in segment.effects:
-        if what in ("arrive", "expect"):
+    for _, kind, _, amount in segment.effects:
+        if kind in ("arrive", "expect"):
             use["memory"] += amount or 0
-        elif what == "multiply":
+        elif kind == "multiply":
             use["flops"] += amount or 0
             use["tensor"] += (amount or 0) / gpu.flops
     return Counter(use)

@@ -32,7 +32,7 @@ class Run:
     """A simulated run.
 
     Attributes:
-      cycles: until the last warp ended.
+      cycles: cycles until the last warp ended.
       tensor: cycles in which the tensor cores computed.
       visits: for each warp, the times at which its segments began.
     """
@@ -44,12 +44,12 @@ class Run:
 
 @dataclass
 class _Phases:
-    """A barrier in shared memory: arrivals and bytes until now, and the phases that are complete."""
+    """A barrier in shared memory: arrivals and bytes until now, and the number of complete phases."""
 
     arrivals_per_phase: int = 1
     phases: Sequence[int] = ()  # bytes of each phase
     copies: Mapping[int, int] = field(default_factory=dict[int, int])  # by warp, in all phases
-    made: Counter[int] = field(default_factory=Counter[int])
+    issued_copies: Counter[int] = field(default_factory=Counter[int])  # by warp, until now
     arrivals: int = 0
     expected: float = 0.0
     landed: float = 0.0
@@ -58,12 +58,12 @@ class _Phases:
 
     def next_copy(self, warp: int) -> float:
         """Bytes of the next copy of a warp: a part of its phase, to which all warps contribute alike."""
-        phase = self.made[warp] * len(self.phases) // self.copies[warp]
-        self.made[warp] += 1
+        phase = self.issued_copies[warp] * len(self.phases) // self.copies[warp]
+        self.issued_copies[warp] += 1
         return self.phases[phase] * len(self.phases) / sum(self.copies.values()) if self.phases else 0.0
 
     def advance(self) -> bool:
-        """Complete the phase if all arrived and landed."""
+        """Complete the phase if all warps arrived and all bytes landed; True if so."""
         if (
             self.arrivals >= (self.complete + 1) * max(1, self.arrivals_per_phase)
             and self.landed >= self.expected - 0.5
@@ -74,7 +74,7 @@ class _Phases:
 
 
 class _Group:
-    """A warpgroup: its products in order, and the ends of those that have begun."""
+    """A warpgroup: its products in order, and the cycles at which begun products end."""
 
     def __init__(self) -> None:
         self.issued: defaultdict[int, int] = defaultdict(int)
@@ -122,12 +122,12 @@ class Machine:
         """Run resident programs, each of which has the segments of its warps.
 
         Args:
-          programs: the segments.
-          cut: walks end in the middle, where warps without work may stand at a barrier of threads that others would
-            come to later.
+          programs: for each program, for each of its warps, the segments.
+          cut: walks end in the middle, where warps without work may stand at a barrier of threads that other warps
+            would come to later.
 
         Raises:
-          Deadlock: warps wait for what never comes.
+          Deadlock: warps wait for an arrival that never comes.
         """
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
@@ -139,9 +139,9 @@ class Machine:
         warps: list[_Warp] = []
         for number, program in enumerate(programs):
             groups: defaultdict[int, _Group] = defaultdict(_Group)
-            made = [_Warp(number, n, segments, groups[n // 4]) for n, segments in enumerate(program)]
-            self._prepare(number, made)
-            warps += made
+            of_program = [_Warp(number, n, segments, groups[n // 4]) for n, segments in enumerate(program)]
+            self._prepare(number, of_program)
+            warps += of_program
         self._alive = {p: sum(w.program == p for w in warps) for p in range(len(programs))}
         for warp in warps:
             self._at(0.0, warp)
@@ -163,14 +163,14 @@ class Machine:
         nbytes: defaultdict[int | str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         copies: defaultdict[int | str, Counter[int]] = defaultdict(Counter)
         for warp in warps:
-            for _, what, barrier, amount in (effect for segment in warp.segments for effect in segment.effects):
+            for _, kind, barrier, amount in (effect for segment in warp.segments for effect in segment.effects):
                 if barrier is None:
                     continue
-                if what in ("arrive", "commit"):
+                if kind in ("arrive", "commit"):
                     arrive[barrier].add(warp.number)
-                if what in ("arrive", "expect") and amount:
+                if kind in ("arrive", "expect") and amount:
                     nbytes[barrier][warp.number].append(amount)
-                if what == "copy":
+                if kind == "copy":
                     copies[barrier][warp.number] += 1
         for barrier in {*arrive, *nbytes, *copies}:
             expected = [sum(of) for of in zip_longest(*nbytes[barrier].values(), fillvalue=0)]
@@ -186,7 +186,7 @@ class Machine:
         self._push(time, lambda now: self._go(warp, now))
 
     def _go(self, warp: _Warp, now: float) -> None:
-        """Issue instructions of a warp until another event comes first, or the warp waits for another one."""
+        """Issue instructions of a warp until another event comes first, or the warp waits for another warp."""
         queue = self._queue
         while True:
             n = self._fetch(warp)
@@ -232,7 +232,7 @@ class Machine:
         return time
 
     def _execute(self, warp: _Warp, n: int, now: float) -> float | None:
-        """Issue an instruction; return the time of the next one at the earliest, None if the warp waits."""
+        """Issue an instruction; return the cycle at which the warp may issue its next one, None if the warp waits."""
         self._issue[warp.quarter] = now + 1
         warp.position += 1
         effect = warp.effects.get(n)
@@ -286,11 +286,11 @@ class Machine:
             self._compute(4 * self._works[n].tensor, now)
             group.ends.append(self._tensor + rates.PRODUCT_LATENCY)
             waiting, group.waiting = group.waiting, []
-            for other in waiting:
-                self._at(now, other)
+            for waiter in waiting:
+                self._at(now, waiter)
 
     def _compute(self, cycles: float, now: float) -> None:
-        """Occupy the tensor cores, behind the products that wait for them."""
+        """Occupy the tensor cores, after the products that wait for the tensor cores."""
         self._tensor = max(self._tensor, now) + cycles
         self._tensor_busy += cycles
 
@@ -301,7 +301,7 @@ class Machine:
             return now + 1
         products = warp.groups[done - 1]
         if len(warp.group.ends) < products:
-            warp.position -= 1  # again, when the other warps have issued theirs
+            warp.position -= 1  # again, when the other warps have issued their products
             warp.group.waiting.append(warp)
             return None
         return max(now + 1, warp.group.ends[products - 1])
@@ -309,28 +309,28 @@ class Machine:
     # --- barriers -----------------------------------------------------------------------------------------------------
 
     def _synchronise(self, warp: _Warp, effect: Effect, now: float) -> float | None:
-        n, what, barrier, amount = effect
-        if what in ("join", "announce"):
-            return self._join(warp, what, barrier, amount, now)
-        if what == "multiply":
+        n, kind, barrier, amount = effect
+        if kind in ("join", "announce"):
+            return self._join(warp, kind, barrier, amount, now)
+        if kind == "multiply":
             self._compute((amount or 0) / self._gpu.flops, now)
             return now + 1
         if barrier is None:
             return now + 1
         phases = self._phases.setdefault((warp.program, barrier), _Phases(0))
-        if what == "init":
+        if kind == "init":
             before = warp.phases.setdefault(barrier, [0, 0])
             before[0], before[1] = before[0] + before[1], 0
-        elif what == "wait":
+        elif kind == "wait":
             return self._wait(warp, n, barrier, phases, amount, now)
-        elif what == "commit":
+        elif kind == "commit":
             self._push(max(now, self._tensor + rates.PRODUCT_LATENCY), lambda at: self._arrive(phases, at))
-        elif what == "copy":
+        elif kind == "copy":
             nbytes = phases.next_copy(warp.number)
             self._memory = max(self._memory, now) + nbytes / self._bandwidth
             self._push(self._memory + self._latency + rates.TMA_LATENCY, lambda at: self._land(phases, nbytes, at))
         else:
-            phases.arrivals += what == "arrive"
+            phases.arrivals += kind == "arrive"
             phases.expected += amount or 0
             self._complete(phases, now)
         return now + 1
@@ -346,38 +346,38 @@ class Machine:
     def _complete(self, phases: _Phases, now: float) -> None:
         while phases.advance():
             waiting, phases.waiting = phases.waiting, []
-            for wanted, warp in waiting:
-                if wanted <= phases.complete:
+            for phase, warp in waiting:
+                if phase <= phases.complete:
                     self._at(now + rates.SHARED_LATENCY, warp)
                 else:
-                    phases.waiting.append((wanted, warp))
+                    phases.waiting.append((phase, warp))
 
     def _wait(
         self, warp: _Warp, n: int, barrier: int | str, phases: _Phases, parity: int | None, now: float
     ) -> float | None:
         before = warp.phases.setdefault(barrier, [0, 0])
         if parity is not None and parity != before[1] % 2:
-            wanted = before[0] + before[1]  # the phase before the current one, which the warp has seen
+            phase = before[0] + before[1]  # the phase before the current one, which the warp has seen
         else:
             before[1] += 1
-            wanted = before[0] + before[1]
+            phase = before[0] + before[1]
         for register in self._writes[n]:
             warp.ready[register] = now + rates.SHARED_LATENCY
-        if wanted <= phases.complete:
+        if phase <= phases.complete:
             return now + 1
         for register in self._writes[n]:
             warp.ready[register] = 0.0
-        phases.waiting.append((wanted, warp))
+        phases.waiting.append((phase, warp))
         return None
 
-    def _join(self, warp: _Warp, what: str, barrier: int | str | None, threads: int | None, now: float) -> float | None:
+    def _join(self, warp: _Warp, kind: str, barrier: int | str | None, threads: int | None, now: float) -> float | None:
         here = self._joins[warp.program, barrier]
         count = threads // rates.WARP if threads else self._alive[warp.program]
-        here.append(warp if what == "join" else None)
+        here.append(warp if kind == "join" else None)
         if len(here) < count:
-            return None if what == "join" else now + 1
+            return None if kind == "join" else now + 1
         self._joins[warp.program, barrier] = []
-        for other in here:
-            if other is not None and other is not warp:
-                self._at(now + rates.BARRIER_LATENCY, other)
-        return now + (rates.BARRIER_LATENCY if what == "join" else 1)
+        for waiter in here:
+            if waiter is not None and waiter is not warp:
+                self._at(now + rates.BARRIER_LATENCY, waiter)
+        return now + (rates.BARRIER_LATENCY if kind == "join" else 1)

@@ -38,8 +38,8 @@ class Gpu:
       capability: 10 * major + minor.
       cores: multiprocessors.
       ghz: boost clock, at which NVIDIA states peaks. Under load, power limits the clock; the model does not know.
-      bandwidth: of the memory, bytes a second.
-      l2_bandwidth: of reads from the L2 cache, bytes a second.
+      bandwidth: bytes a second of the memory.
+      l2_bandwidth: bytes a second of reads from the L2 cache.
       flops: dense bfloat16 operations of a multiprocessor in a cycle; a multiply-add counts as two.
       fp32_lanes: float32 multiply-adds of a multiprocessor in a cycle.
       synchronous: share of `flops` that products from registers (HMMA) reach.
@@ -116,14 +116,17 @@ _CONTROL = (
 
 
 def _lanes(names: str, pipe: str, lanes: int, latency: int) -> dict[str, tuple[str, float, int]]:
-    """Pipe, cycles that a warp holds its quarter of it, and latency; `lanes` are results a cycle and multiprocessor."""
+    """For each name the pipe, the cycles for which a warp holds its quarter of the pipe, and the latency in cycles.
+
+    `lanes` are results of a multiprocessor in a cycle.
+    """
     return dict.fromkeys(names.split(), (pipe, WARP * SUBPARTITIONS / lanes, latency))
 
 
 def units(gpu: Gpu) -> dict[str, tuple[str, float, int]]:
-    """For each operation the unit, the cycles for which a warp holds it, and the latency; see the module for sources.
+    """For each operation the unit, the cycles for which a warp holds it, and the latency in cycles.
 
-    Operations that are missing are unknown to the model.
+    The module names the sources. Operations that are missing are unknown to the model.
     """
     fp32 = gpu.fp32_lanes
     return {

@@ -12,14 +12,14 @@ from bench.gpu.model.sass import Instruction
 from bench.gpu.model.scalar import MASK, Bytes, Thread, Value, bits, number, signed
 
 Rule = Callable[[Thread, Instruction], "tuple[Value | Bytes, ...] | None"]
-"""Values of an instruction's results; None if none of them is known."""
+"""Values of an instruction's results; None if no value is known."""
 
 RULES: dict[str, Rule] = {}
 """Rules by operation."""
 
 
 def evaluate(instruction: Instruction, thread: Thread) -> None:
-    """Run an instruction on a thread, unless its guard is false. One whose guard is not known runs."""
+    """Run an instruction on a thread, unless its guard is false. An instruction runs if its guard is not known."""
     if thread.holds(instruction.guard, instruction.negated) is False:
         return
     rule = RULES.get(instruction.name)
@@ -40,18 +40,18 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def _known(thread: Thread, operands: tuple[str, ...]) -> list[int] | None:
-    """Values of operands; None if one is not known."""
+def _values(thread: Thread, operands: tuple[str, ...]) -> list[int] | None:
+    """Values of operands; None if any value is not known."""
     values = [value for operand in operands if (value := thread.read(operand)) is not None]
     return values if len(values) == len(operands) else None
 
 
 def _integers(count: int) -> Callable[[Callable[..., tuple[int, ...]]], Rule]:
-    """A rule that needs the values of so many inputs; the function also gets the suffixes."""
+    """A decorator: the rule of a function of the values of the first `count` inputs, and of the `suffixes`."""
 
     def make(function: Callable[..., tuple[int, ...]]) -> Rule:
         def rule(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
-            values = _known(thread, instruction.inputs[:count])
+            values = _values(thread, instruction.inputs[:count])
             return None if values is None else function(*values, suffixes=instruction.suffixes)
 
         return rule
@@ -60,7 +60,7 @@ def _integers(count: int) -> Callable[[Callable[..., tuple[int, ...]]], Rule]:
 
 
 def _word(thread: Thread, operand: str) -> int | None:
-    """An addend of up to 33 bits: -x is the complement of x, plus 1."""
+    """The value of an addend, of up to 33 bits: -x is the complement of x, plus 1. None if it is not known."""
     if not re.match(r"-U?R", operand):
         return thread.read(operand)
     value = thread.read(operand[1:])
@@ -68,7 +68,7 @@ def _word(thread: Thread, operand: str) -> int | None:
 
 
 def _sum(total: int, instruction: Instruction) -> tuple[Value, ...]:
-    """A sum, and its carries."""
+    """A sum modulo 2^32, then 0 or 1 for each carry among the instruction's results."""
     return (total & MASK, *([int(total >> 32 > 0)] * (len(instruction.results) - 1)))
 
 
@@ -77,20 +77,20 @@ def _same(value: int) -> int:
 
 
 def _reading(suffixes: tuple[str, ...]) -> Callable[[int], int]:
-    """The signedness of an operation's integers."""
+    """The function from bits to an operation's integers: as they are for U32, else signed."""
     return _same if "U32" in suffixes else signed
 
 
 @_rule("IADD3", "UIADD3", "IADD", "VIADD")
 def _add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
-    carries = _known(thread, tuple(o for o in instruction.inputs if re.match(r"!?U?P", o)))
+    carries = _values(thread, tuple(o for o in instruction.inputs if re.match(r"!?U?P", o)))
     words = [_word(thread, o) for o in instruction.inputs if not re.match(r"!?U?P", o)]
-    known = [word for word in words if word is not None]
-    if carries is None or len(known) < len(words):
+    addends = [word for word in words if word is not None]
+    if carries is None or len(addends) < len(words):
         return None
     if "16x2" in instruction.suffixes:  # nothing is carried from the low half
-        return ((sum(known) & 0xFFFF) + (sum(word & ~0xFFFF for word in known) & MASK),)
-    return _sum(sum(known) + sum(carries), instruction)
+        return ((sum(addends) & 0xFFFF) + (sum(word & ~0xFFFF for word in addends) & MASK),)
+    return _sum(sum(addends) + sum(carries), instruction)
 
 
 @_rule("IMAD", "UIMAD")
@@ -110,18 +110,18 @@ def _multiply_add(thread: Thread, instruction: Instruction) -> tuple[Value, ...]
             return None
         total = exact + (high << 32 | low)
         return total & MASK, total >> 32 & MASK
-    addend, known = thread.read(c), _known(thread, tuple(carry))
-    if addend is None or known is None:
+    addend, carries = thread.read(c), _values(thread, tuple(carry))
+    if addend is None or carries is None:
         return None
     if "HI" in suffixes:
         return ((exact >> 32) + addend & MASK,)
-    return _sum((exact & MASK) + addend + (sum(known) if "X" in suffixes else 0), instruction)
+    return _sum((exact & MASK) + addend + (sum(carries) if "X" in suffixes else 0), instruction)
 
 
 @_rule("MOV", "UMOV", "R2UR", "S2R", "S2UR", "LDC", "ULDC", "LDCU", "CS2R")
 def _move(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     source = instruction.inputs[0]
-    if (found := re.match(r"c\[0x2\]\s*\[(U?R\d+)\]", source)) and (offset := thread.read(found[1])) is not None:
+    if (entry := re.match(r"c\[0x2\]\s*\[(U?R\d+)\]", source)) and (offset := thread.read(entry[1])) is not None:
         return (offset // 4,)  # a table of branch targets: see `Walker`, which knows them by their number
     if source.startswith("SR_"):
         return (thread.special.get(source),)
@@ -208,7 +208,7 @@ def _logic(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None
 
 
 def _depends(lut: int, values: tuple[Value, ...]) -> bool:
-    """True if a table depends on a value that is not known; a word of zeros or ones fixes its input."""
+    """True if a table depends on a value that is not known; a word of zeros or of ones fixes its input."""
     for n in range(8):
         fixed = all(
             v is None or v not in (0, MASK) or (v != 0) == bool(n >> s & 1)
@@ -224,7 +224,7 @@ def _depends(lut: int, values: tuple[Value, ...]) -> bool:
 def _predicate_logic(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     choices = [(0, 1) if v is None else (int(v != 0),) for v in map(thread.read, instruction.inputs[:3])]
     indices = [a << 2 | b << 1 | c for a, b, c in product(*choices)]
-    tables = _known(thread, instruction.inputs[3:5])
+    tables = _values(thread, instruction.inputs[3:5])
     return None if tables is None else tuple(_only({table >> n & 1 for n in indices}) for table in tables)
 
 
@@ -271,7 +271,7 @@ def _compared(thread: Thread, instruction: Instruction, a: int, b: int) -> bool 
     holds = _COMPARE[suffixes[0]](a, b)
     if "EX" not in suffixes:
         return holds
-    low = thread.read(instruction.inputs[3])  # these are high words, behind a comparison of the low ones
+    low = thread.read(instruction.inputs[3])  # a and b are high words, after a comparison of the low words
     if a != b:
         return holds
     return None if low is None else bool(low)
@@ -287,14 +287,14 @@ def _select(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | Non
 @_rule("SHF", "USHF")
 @_integers(3)
 def _shift(low: int, by: int, high: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
-    both, by = high << 32 | low, by & 63 if "W" not in suffixes else by & 31
+    word, by = high << 32 | low, by & 63 if "W" not in suffixes else by & 31
     if "S32" in suffixes or "S64" in suffixes:
-        both = signed(high) << 32 | low
+        word = signed(high) << 32 | low
     if "L" in suffixes:
         if "HI" in suffixes:
-            return ((both << by) >> 32 & MASK,)
+            return ((word << by) >> 32 & MASK,)
         return (low << by & MASK,)
-    shifted = both >> by
+    shifted = word >> by
     return ((shifted >> 32 if "HI" in suffixes else shifted) & MASK,)
 
 
@@ -303,7 +303,7 @@ def _scaled_add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] |
     suffixes, inputs = instruction.suffixes, list(instruction.inputs)
     carries = [o for o in inputs if re.match(r"!?U?P", o)]
     inputs = [o for o in inputs if o not in carries]
-    values, added = _known(thread, tuple(inputs)), _known(thread, tuple(carries))
+    values, added = _values(thread, tuple(inputs)), _values(thread, tuple(carries))
     if values is None or added is None:
         return None
     if "HI" not in suffixes:
@@ -342,12 +342,12 @@ def _count(value: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
 @_rule("IMNMX", "VIMNMX", "UIMNMX", "VIADDMNMX")
 def _least(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     *values, least = instruction.inputs[: 4 if instruction.name == "VIADDMNMX" else 3]
-    known, smallest = _known(thread, tuple(values)), thread.read(least)
-    if known is None or smallest is None:
+    numbers, smallest = _values(thread, tuple(values)), thread.read(least)
+    if numbers is None or smallest is None:
         return None
     if instruction.name == "VIADDMNMX":
-        known = [known[0] + known[1] & MASK, known[2]]
-    return ((min if smallest else max)(known, key=_reading(instruction.suffixes)),)
+        numbers = [numbers[0] + numbers[1] & MASK, numbers[2]]
+    return ((min if smallest else max)(numbers, key=_reading(instruction.suffixes)),)
 
 
 @_rule("PRMT", "UPRMT")
@@ -355,15 +355,15 @@ def _permute(thread: Thread, instruction: Instruction) -> tuple[Value | Bytes, .
     a, selector, b = instruction.inputs[:3]
     if (chosen := thread.read(selector)) is None:
         return None
-    both = (*thread.bytes_of(a), *thread.bytes_of(b))
+    eight_bytes = (*thread.bytes_of(a), *thread.bytes_of(b))
 
     def byte(n: int) -> Value:
-        found, sign = both[chosen >> 4 * n & 7], chosen >> 4 * n & 8
-        return 255 * (found >> 7) if found is not None and sign else found
+        value, sign = eight_bytes[chosen >> 4 * n & 7], chosen >> 4 * n & 8
+        return 255 * (value >> 7) if value is not None and sign else value
 
     result = byte(0), byte(1), byte(2), byte(3)
-    known = [value for value in result if value is not None]
-    return (int.from_bytes(known, "little") if len(known) == 4 else result,)
+    octets = [value for value in result if value is not None]
+    return (int.from_bytes(octets, "little") if len(octets) == 4 else result,)
 
 
 @_rule("P2R")

@@ -22,7 +22,7 @@ _NO_RESULT = frozenset(
 """Operations that write no register: all of their operands are read."""
 
 INDEXED = ("BRX", "BRXU")
-"""Branches to one of a table of targets, whose index is in a register or in a uniform one."""
+"""Branches to one of a table of targets, whose index is in a register or in a uniform register."""
 
 _PREDICATES_FIRST = re.compile(r"[A-Z0-9]*SETP$|U?PLOP3$")
 _VECTOR = {"64": 2, "128": 4, "256": 8}
@@ -34,11 +34,11 @@ class Instruction:
 
     Attributes:
       address: byte offset in the function.
-      guard: predicate register that it depends on, "P0"; "" if there is none.
+      guard: predicate register that it depends on, "P0"; "" if it has none.
       negated: True if it runs where the guard is false.
       opcode: operation with all its suffixes, "FFMA.FTZ".
       operands: operands as text, results first.
-      target: label or address of the instruction that a branch leads to; "" if there is none.
+      target: label or address of the instruction that a branch leads to; "" for all other instructions.
       table: labels that an indexed branch may lead to.
     """
 
@@ -88,7 +88,7 @@ class Instruction:
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
-        """Registers that are written, and places of spilled ones."""
+        """Registers that are written, and places of registers that are spilled."""
         if self.name == "STL":
             return self.spilled
         if self.name == "R2P":
@@ -97,26 +97,29 @@ class Instruction:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Registers and spilled ones that are read, the guard included; not accumulators of asynchronous products."""
+        """Registers and places of spilled registers that are read, the guard included.
+
+        Accumulators of asynchronous products are left out.
+        """
         guard = [self.guard] if self.guard else []
         inputs = self.inputs
         if self.name in ASYNCHRONOUS:
             inputs = inputs[:-1]
-        if self.name in ("UTMALDG", "UTMASTG") and (found := re.match(r"\[(U?R)(\d+)", inputs[0])):
+        if self.name in ("UTMALDG", "UTMASTG") and (register := re.match(r"\[(U?R)(\d+)", inputs[0])):
             # The destination, the barrier, and the coordinates stand in consecutive registers.
             dims = int(self.suffixes[0][0]) if self.suffixes else 5
-            guard += [f"{found[1]}{int(found[2]) + n}" for n in range(1, 2 + dims)]
+            guard += [f"{register[1]}{int(register[2]) + n}" for n in range(1, 2 + dims)]
         guard += self.spilled if self.name == "LDL" else ()
         return (*guard, *_expanded(inputs, self._input_width))
 
     @cached_property
     def spilled(self) -> tuple[str, ...]:
-        """The places in local memory of an access of spilled registers, "local R1+8", one for each word."""
-        found = next((f for o in self.operands if (f := re.match(r"\[(\w+)(?:\+(-?0x[0-9a-f]+))?\]", o))), None)
-        if found is None or self.name not in ("LDL", "STL"):
+        """The places in local memory of an access of spilled registers, such as "local R1+8": one for each word."""
+        access = next((f for o in self.operands if (f := re.match(r"\[(\w+)(?:\+(-?0x[0-9a-f]+))?\]", o))), None)
+        if access is None or self.name not in ("LDL", "STL"):
             return ()
-        first = int(found[2] or "0", 16)
-        return tuple(f"local {found[1]}+{first + 4 * n}" for n in range(self._access_width))
+        first = int(access[2] or "0", 16)
+        return tuple(f"local {access[1]}+{first + 4 * n}" for n in range(self._access_width))
 
     @property
     def _result_width(self) -> int:
@@ -150,11 +153,11 @@ class Instruction:
 
 
 ASYNCHRONOUS = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
-"""Products of warpgroups, which run beside the instructions behind them."""
+"""Products of warpgroups, which run beside the instructions that follow."""
 
 
 def _expanded(operands: tuple[str, ...], width: int) -> Iterator[str]:
-    """Registers of operands; those of a vector are as many as `width` says, those of an address two."""
+    """Registers of operands: `width` for each vector, two for an address of 64 bits, else one."""
     for operand in operands:
         address = "[" in operand
         for kind, number, pair in _REGISTER.findall(operand):
@@ -195,7 +198,7 @@ def parse(text: str, function: str = "") -> Listing:
 
     Args:
       text: disassembly with one function, or with several.
-      function: name of the one that is read; may be left out if there is only one.
+      function: name of the function to read; may be left out if the text has only one.
 
     Raises:
       ValueError: no instruction was found, no such function, or several and no name.
@@ -208,39 +211,39 @@ def parse(text: str, function: str = "") -> Listing:
     if function:
         functions = {name: lines for name, lines in functions.items() if name == function}
     if len(functions) != 1:
-        found = ", ".join(_functions(text)) or "none"
-        raise ValueError(f"expected the SASS of one function; got function={function!r}, and in the text: {found}")
+        names = ", ".join(_functions(text)) or "none"
+        raise ValueError(f"expected the SASS of one function; got function={function!r}, and in the text: {names}")
     ((name, lines),) = functions.items()
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in lines:
         if label := _LABEL.match(line):
             labels[label[1]] = len(code)
-        elif found := _INSTRUCTION.match(line):
-            labels[hex(int(found[1], 16))] = len(code)
-            code.append(_instruction(*found.groups()))
+        elif match := _INSTRUCTION.match(line):
+            labels[hex(int(match[1], 16))] = len(code)
+            code.append(_instruction(*match.groups()))
     return Listing(name, tuple(code), {label: n for label, n in labels.items() if n < len(code)})
 
 
 def _functions(text: str) -> dict[str, list[str]]:
-    """Lines of each function that has instructions."""
+    """Lines of each function that has instructions, by name; "" for lines before the first name."""
     functions: dict[str, list[str]] = {"": []}
     name = ""
     for line in text.splitlines():
-        if found := _FUNCTION.match(line):
-            name = found[1] or found[2]
+        if match := _FUNCTION.match(line):
+            name = match[1] or match[2]
         functions.setdefault(name, []).append(line)
     return {name: lines for name, lines in functions.items() if any(map(_INSTRUCTION.match, lines))}
 
 
-def _instruction(address: str, guard: str | None, opcode: str, rest: str) -> Instruction:
-    table = tuple(re.findall(r"\.L\w+", rest)) if opcode.partition(".")[0] in INDEXED else ()
-    rest = rest.partition("(*")[0]
-    operands = tuple(o.strip().replace(".reuse", "") for o in _split(re.split(r"\s[&?]", rest)[0]) if o.strip())
+def _instruction(address: str, guard: str | None, opcode: str, text: str) -> Instruction:
+    table = tuple(re.findall(r"\.L\w+", text)) if opcode.partition(".")[0] in INDEXED else ()
+    text = text.partition("(*")[0]
+    operands = tuple(o.strip().replace(".reuse", "") for o in _split(re.split(r"\s[&?]", text)[0]) if o.strip())
     guard, negated = (guard or "").lstrip("@"), "!" in (guard or "")
     target = ""
-    if opcode.partition(".")[0] in ("BRA", "CALL", "JMP", "BSSY") and (found := _TARGET.search(rest)):
-        target = found[1] or hex(int(found[2], 16))
+    if opcode.partition(".")[0] in ("BRA", "CALL", "JMP", "BSSY") and (match := _TARGET.search(text)):
+        target = match[1] or hex(int(match[2], 16))
     return Instruction(int(address, 16), guard.lstrip("!"), negated, opcode, operands, target, table)
 
 

@@ -1,7 +1,7 @@
 """Evaluation of the instructions that decide control flow: integers, predicates and addresses of one thread.
 
-A value is an integer of 32 bits, a bool for a predicate, or None if it is not known: values from memory, arguments, and
-results of operations that are not evaluated here.
+A value is an integer of 32 bits, or 0 or 1 for a predicate. It is None if it is not known: a value from memory, an
+argument, or the result of an operation that is not evaluated here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Thread:
     """The state of the first thread of a warp.
 
     Attributes:
-      registers: values by name. One that was never written may hold anything: 0. Compilers rely on it, and keep
+      registers: values by name. A register that was never written may hold anything, and reads as 0: compilers keep
         predicates as single bits of such a register.
       constants: words of the constant bank 0, by byte offset.
       special: special registers by name.
@@ -38,7 +38,7 @@ class Thread:
         self.constants, self.special = constants, special
 
     def read(self, operand: str) -> Value:
-        """The value of an operand."""
+        """The value of an operand; None if it is not known."""
         kind, sign, content = _parsed(operand)
         if kind == "literal":
             return content
@@ -59,11 +59,11 @@ class Thread:
         return value & 255, value >> 8 & 255, value >> 16 & 255, value >> 24 & 255
 
     def pair(self, operand: str) -> tuple[Value, Value]:
-        """The low and the high word of an operand of 64 bits."""
-        if found := re.match(r"(U?R)(\d+)$", operand):
-            return self.read(operand), self.read(f"{found[1]}{int(found[2]) + 1}")
-        if found := _CONSTANT.match(operand):
-            return self.read(operand), self.constants.get(int(found[4] or "0", 16) + 4)
+        """The low and the high word of an operand of 64 bits; None for a word that is not known."""
+        if match := re.match(r"(U?R)(\d+)$", operand):
+            return self.read(operand), self.read(f"{match[1]}{int(match[2]) + 1}")
+        if match := _CONSTANT.match(operand):
+            return self.read(operand), self.constants.get(int(match[4] or "0", 16) + 4)
         value = self.read(operand)
         return value, value if value is None else 0
 
@@ -83,17 +83,17 @@ class Thread:
 @lru_cache(4096)
 def _parsed(operand: str) -> tuple[str, str, Any]:
     """An operand as ("register", sign, name), ("constant", sign, offset) or ("literal", "", value)."""
-    if found := _OPERAND.match(operand):
-        sign, absolute, name, suffix = found.groups()
+    if match := _OPERAND.match(operand):
+        sign, absolute, name, suffix = match.groups()
         if absolute or suffix not in (None, ".64"):
             return "literal", "", None
         if not name.endswith(("Z", "T")):
             return "register", sign, name
         value = int(name.endswith("T"))
         return "literal", "", int(not value) if sign == "!" else MASK if sign == "~" else value
-    if found := _CONSTANT.match(operand):
-        known = not found[2].strip("0") and not found[3]
-        return ("constant", found[1], int(found[4] or "0", 16)) if known else ("literal", "", None)
+    if match := _CONSTANT.match(operand):
+        is_direct = not match[2].strip("0") and not match[3]
+        return ("constant", match[1], int(match[4] or "0", 16)) if is_direct else ("literal", "", None)
     return "literal", "", _literal(operand)
 
 
@@ -109,7 +109,7 @@ def _literal(operand: str) -> Value:
 
 
 def bits(value: float) -> int:
-    """The bits of a float32."""
+    """The 32 bits of a number as float32; of infinity if it is too large."""
     try:
         return int.from_bytes(struct.pack("<f", value), "little")
     except OverflowError:
@@ -117,10 +117,10 @@ def bits(value: float) -> int:
 
 
 def number(value: int) -> float:
-    """The float32 of some bits."""
+    """The float32 that 32 bits stand for."""
     return struct.unpack("<f", value.to_bytes(4, "little"))[0]
 
 
 def signed(value: int) -> int:
-    """Bits as a signed integer."""
+    """32 bits as a signed integer."""
     return value - (1 << 32) if value >> 31 else value

@@ -1,7 +1,7 @@
-"""Shorter walks: of a loop that repeats itself, some iterations stand for all of them.
+"""Shorter walks: of a loop that repeats itself, some iterations stand for all.
 
-What is cut out is a multiple of the period in which an iteration's barriers repeat, and the same in all warps, so that
-arrivals and waits still match.
+The number of iterations that are cut out is a multiple of the period in which an iteration's barriers repeat. It is the
+same in all warps, so that arrivals and waits still match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.gpu.model.walk import Segment
 
 MAX_PERIOD = 16
 KEPT = 6
-"""Iterations that are kept of each loop, at least: two before the cut, which fill the pipeline, and four behind it."""
+"""Iterations that are kept of each loop, at least: two before the cut, which fill the pipeline, and four after it."""
 
 LEAD = 2
 
@@ -28,8 +28,8 @@ class _Run:
     Attributes:
       starts: number of the first segment of each iteration.
       period: iterations after which barriers and branches repeat.
-      first: first iteration of the longest stretch that repeats.
-      last: the one behind the last.
+      first: number of the first iteration of the longest stretch that repeats.
+      last: number of the iteration after that stretch.
     """
 
     starts: tuple[int, ...]
@@ -39,14 +39,14 @@ class _Run:
 
 
 def loop_headers(walks: Sequence[Sequence[Segment]]) -> frozenset[int]:
-    """The first instructions of the loops that are run more than once."""
+    """The numbers of the first instructions of loops that some warp repeats."""
     return frozenset(segment.start for walk in walks for segment in walk if segment.again)
 
 
 def iterations(walk: Sequence[Segment], headers: frozenset[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each entry of a loop: its header, and the segments at which its iterations begin.
+    """For each entry of a loop its header, and the numbers of the segments at which its iterations begin.
 
-    Iterations of an outer loop are found, too: an inner loop does not interrupt them.
+    An inner loop does not interrupt the iterations of its outer loop.
     """
     open_entries: dict[int, list[int]] = {}
     for n, segment in enumerate(walk):
@@ -77,7 +77,7 @@ def shortened(walks: Sequence[Sequence[Segment]]) -> list[list[Segment]]:
 
 
 def _run(walk: Sequence[Segment], header: int, starts: tuple[int, ...], headers: frozenset[int]) -> _Run | None:
-    """A run of an innermost loop; None for others, and for few iterations."""
+    """A run of an innermost loop; None for other loops, for few iterations, and if nothing repeats."""
     if len(starts) <= KEPT + 1:
         return None
     keys = [tuple(walk[a:b]) for a, b in pairwise(starts[1:])]
@@ -94,7 +94,7 @@ def _run(walk: Sequence[Segment], header: int, starts: tuple[int, ...], headers:
 
 
 def _stretch(same: list[bool]) -> tuple[int, int]:
-    """The longest run of true values, as a range."""
+    """The longest run of true values, as its start and its stop."""
     best, start = (0, 0), 0
     for n, value in enumerate([*same, False]):
         if not value:

@@ -14,10 +14,10 @@ from bench.gpu.model.scalar import Thread, Value
 MAX_STEPS = 2_000_000
 
 Effect = tuple[int, str, "int | str | None", int | None]
-"""Number of an instruction, what it does to other warps, its barrier, and a number: see `_EFFECTS`."""
+"""Number of an instruction, the kind of its effect on other warps, its barrier, and a number: see `_EFFECTS`."""
 
 Shared = Mapping[int, Sequence[int | None]]
-"""Bytes that a warp stored to shared memory, by address, in its order; None if not known."""
+"""Bytes that a warp stored to shared memory, by address, in its order; None for a byte that is not known."""
 
 _BRANCHES = frozenset(("BRA", "JMP", "EXIT", "CALL", "RET", *INDEXED))
 _TASKS = frozenset(("LDS", "STS"))
@@ -33,9 +33,9 @@ class Segment:
     """Instructions that run one after the other.
 
     Attributes:
-      start: number of the first one.
-      stop: number behind the last one.
-      effects: of those that concern other warps.
+      start: number of the first instruction.
+      stop: number of the last instruction, plus 1.
+      effects: the effects on other warps.
       off: numbers of the instructions whose guard is false.
       again: True if a jump back leads here: another iteration of the loop that starts here.
     """
@@ -52,8 +52,8 @@ class Walk:
     """The way of one warp.
 
     Attributes:
-      segments: what it runs, in order.
-      assumed: for each branch that depends on unknown values, what was assumed.
+      segments: the segments that it runs, in order.
+      assumed: for each branch that depends on unknown values, the assumption, "not taken", say.
       stored: bytes that it stored to shared memory; only of programs whose warps get their tasks there.
     """
 
@@ -91,17 +91,17 @@ class Walker:
 
     @property
     def depends_on_program(self) -> bool:
-        """True if the way depends on the number of the program."""
+        """True if the way may depend on the number of the program."""
         code = self.listing.code
         return any(e and "SR_CTAID" in "".join(i.inputs) for e, i in zip(self._evaluated(), code, strict=True))
 
     def walk(self, thread: Thread, stop: tuple[int, int] | None = None, tasks: Shared | None = None) -> Walk:
-        """Run the first thread of a warp to its end. One loop, and long, as all of its state changes together.
+        """Run the first thread of a warp to its end. The loop is long because all of its state changes together.
 
         Args:
-          thread: its registers.
-          stop: a place and a number: the walk ends when it comes to this place once more.
-          tasks: bytes that the first warp stored; each time that another one loads a byte, it gets the next of them.
+          thread: the state of the thread.
+          stop: the number of a loop's first instruction, and a count: the walk ends at the visit after so many.
+          tasks: bytes that the first warp stored; each time that another warp loads a byte, it gets the next byte.
 
         Raises:
           ValueError: an indexed branch whose index is not known, a return without a call, or no end after millions of
@@ -159,9 +159,9 @@ class Walker:
     def _step(self, thread: Thread, n: int, instruction: Instruction, effects: list[Effect], off: list[int]) -> None:
         runs = thread.holds(instruction.guard, instruction.negated)
         if effect := self._effects.get(instruction.name):
-            made = effect(thread, instruction, runs is not False)
-            if made is not None:
-                effects.append((n, *made))
+            outcome = effect(thread, instruction, runs is not False)
+            if outcome is not None:
+                effects.append((n, *outcome))
         if runs is False:
             off.append(n)
         evaluate(instruction, thread)
@@ -169,7 +169,7 @@ class Walker:
     def _branch(
         self, thread: Thread, n: int, instruction: Instruction, calls: list[int], rounds: Counter[int], walk: Walk
     ) -> int | None:
-        """The instruction that a branch leads to; None for the next one."""
+        """The number of the instruction that a branch leads to; None if it is not taken."""
         taken = thread.holds(instruction.guard, instruction.negated)
         if "DIV" in instruction.suffixes or "CONV" in instruction.suffixes:
             return None  # threads of a warp stay together
@@ -195,10 +195,11 @@ class Walker:
         return to if taken else None
 
     def _indexed(self, thread: Thread, n: int, instruction: Instruction) -> int:
-        """The target of an indexed branch. The listing names each target once, in the order of the table.
+        """The number of the instruction that an indexed branch leads to.
 
-        Triton's table has a target for each task, then one for warps without a task, several times, and at the end, for
-        the largest index that a comparison before the branch lets pass, the exit.
+        The listing names each target once, in the order of the table. Triton's table has a target for each task, then
+        several times the target for warps without a task. Its last entry is the exit, for the largest index that a
+        comparison before the branch lets pass.
         """
         index, table = thread.read(instruction.operands[0].split()[0]), instruction.table
         if index is None or not table:
@@ -213,7 +214,7 @@ class Walker:
         return self.listing.labels[label]
 
     def _assumed(self, n: int, to: int, instruction: Instruction, rounds: Counter[int], walk: Walk) -> bool:
-        """An end of a loop is left after `trips` iterations; a branch ahead is not taken."""
+        """True if a branch that depends on unknown values is taken: back, until `trips` iterations; ahead, never."""
         where = f"{instruction.opcode} at {instruction.address:#x}"
         if to > n:
             walk.assumed[where] = "not taken"
@@ -224,7 +225,7 @@ class Walker:
         return rounds[to] + 1 < trips
 
     def _following(self) -> list[int]:
-        """For each position the next instruction that has to be evaluated."""
+        """For each position the number of the next instruction, from there on, that has to be evaluated."""
         code, evaluated = self.listing.code, self._evaluated()
         following, upcoming = [len(code)] * (len(code) + 1), len(code)
         for n in reversed(range(len(code))):
@@ -233,9 +234,10 @@ class Walker:
         return following
 
     def _evaluated(self) -> list[bool]:
-        """True for branches, effects and guards of work, and for what their operands depend on: liveness, backwards.
+        """One flag for each instruction: True if it has to be evaluated.
 
-        Sets of registers are bits of integers.
+        Branches, effects and guarded work have to be, and all instructions that their operands depend on: liveness,
+        backwards. Sets of registers are bits of integers.
         """
         code = self.listing.code
         number: dict[str, int] = defaultdict(lambda: len(number))
@@ -279,15 +281,15 @@ class Walker:
 
 
 def _pass_task(thread: Thread, instruction: Instruction, walk: Walk, loads: dict[int, Iterator[Value]]) -> None:
-    """A store of bytes that other warps load, or such a load."""
+    """Run a store of bytes that other warps load, or a load of such bytes."""
     if thread.holds(instruction.guard, instruction.negated) is False:
         return
     operand = next(o for o in instruction.operands if o.startswith("["))
     address = _address(thread, operand)
     if instruction.name == "LDS":
-        found = next(loads[address], None) if isinstance(address, int) and address in loads else None
+        byte_of_task = next(loads[address], None) if isinstance(address, int) and address in loads else None
         thread.registers.update(dict.fromkeys(instruction.writes))
-        thread.write(instruction.operands[0], found)
+        thread.write(instruction.operands[0], byte_of_task)
         return
     source = instruction.inputs[-1]
     words = thread.pair(source) if "64" in instruction.suffixes else (thread.read(source),)
@@ -299,11 +301,12 @@ def _pass_task(thread: Thread, instruction: Instruction, walk: Walk, loads: dict
 
 # --- effects on other warps -------------------------------------------------------------------------------------------
 
-Made = tuple[str, "int | str | None", int | None]
+Outcome = tuple[str, "int | str | None", int | None]
+"""The kind of an effect, its barrier, and a number."""
 
 
 def _address(thread: Thread, operand: str) -> int | str:
-    """The address of a barrier; its text if a register of it is not known."""
+    """The address of a barrier; the operand's text if one of its registers is not known."""
     total = 0
     for part in operand.strip("[]").split("+"):
         value = thread.read(part)
@@ -313,7 +316,7 @@ def _address(thread: Thread, operand: str) -> int | str:
     return total & 0xFFFFFFFF
 
 
-def _synchronise(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+def _synchronise(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
     """`wait` for the phase of a parity, `arrive` with bytes that copies will bring, or `init`."""
     operand = next((o for o in instruction.operands if o.startswith("[")), "")
     barrier, suffixes = _address(thread, operand), instruction.suffixes
@@ -328,17 +331,17 @@ def _synchronise(thread: Thread, instruction: Instruction, runs: bool) -> Made |
     return None
 
 
-def _copy(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
-    """A copy by TMA that reports to a barrier, whose address is the word behind that of the destination."""
+def _copy(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
+    """A copy by TMA that reports to a barrier, whose address is in the register after the destination's."""
     if not runs:
         return None
-    found = re.match(r"\[U?R(\d+)", instruction.operands[0])
-    register = f"UR{int(found[1]) + 1}" if found else ""
+    destination = re.match(r"\[U?R(\d+)", instruction.operands[0])
+    register = f"UR{int(destination[1]) + 1}" if destination else ""
     value = thread.read(register)
     return "copy", register if value is None else value, "MULTICAST" in instruction.suffixes
 
 
-def _barrier(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+def _barrier(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
     """A barrier of a program's warps: its number, and the threads that it waits for."""
     if not runs:
         return None
@@ -347,7 +350,7 @@ def _barrier(thread: Thread, instruction: Instruction, runs: bool) -> Made | Non
     return "join" if "SYNC" in instruction.suffixes or "RED" in instruction.suffixes else "announce", number, threads
 
 
-def _product(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+def _product(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
     """A product of tensor memory: operations, by its descriptor (PTX ISA, tcgen05, "Instruction descriptor")."""
     operand = next((o for o in instruction.operands if o.startswith("idesc[")), "")
     value = thread.read(operand.removeprefix("idesc").strip("[]"))
@@ -358,12 +361,12 @@ def _product(thread: Thread, instruction: Instruction, runs: bool) -> Made | Non
     return "multiply", None, 2 * m * n * k
 
 
-def _commit(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+def _commit(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
     """The arrival of a barrier when all products before it are computed."""
     return ("commit", _address(thread, instruction.operands[0]), None) if runs else None
 
 
-_EFFECTS: dict[str, Callable[[Thread, Instruction, bool], Made | None]] = {
+_EFFECTS: dict[str, Callable[[Thread, Instruction, bool], Outcome | None]] = {
     "SYNCS": _synchronise,
     "UTMALDG": _copy,
     "BAR": _barrier,

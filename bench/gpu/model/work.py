@@ -30,7 +30,7 @@ class Work:
       unit: unit that it holds: "fma", "alu", "mufu", "double", "uniform", "shared", "tensor", "issue".
       cycles: cycles for which it holds its quarter of the unit.
       latency: cycles until its result can be used.
-      flops: operations of a matrix product; those of a warpgroup are divided among its four warps.
+      flops: operations of a matrix product; a warpgroup's operations are divided among its four warps.
       tensor: cycles for which it holds the multiprocessor's tensor cores, at the rate of dense products.
       shared: bytes through shared memory and L1.
       memory: bytes from or to global memory.
@@ -54,12 +54,12 @@ def work(instruction: Instruction, gpu: Gpu) -> Work:
         return _warpgroup_product(instruction, gpu)
     if name in ("HMMA", "IMMA", "QMMA"):
         return _warp_product(instruction, gpu)
-    found = units(gpu).get(name)
-    if found is None and re.match(r"U[A-Z]", name):  # the uniform datapath: one lane for the warp
+    rate = units(gpu).get(name)
+    if rate is None and re.match(r"U[A-Z]", name):  # the uniform datapath: one lane for the warp
         return Work("uniform", 2.0, UNIFORM_LATENCY)
-    if found is None:
+    if rate is None:
         return Work("issue", 1.0, 1.0, known=False)
-    unit, cycles, latency = found
+    unit, cycles, latency = rate
     if unit != "shared" or name in ("LDC", "LDCU", "ULDC"):
         return Work(unit, cycles, latency)
     return _access(instruction, latency)
@@ -80,7 +80,7 @@ def _access(instruction: Instruction, latency: float) -> Work:
 
 
 def _element_rate(instruction: Instruction) -> float:
-    """Products a cycle, relative to bfloat16 (whitepapers: 8 bits twice, TF32 half)."""
+    """The rate of products, relative to bfloat16: 2.0 for 8 bits, 0.5 for TF32 (whitepapers)."""
     name, suffixes = instruction.name, instruction.suffixes
     if name in ("QGMMA", "IGMMA", "QMMA", "IMMA"):
         return 2.0
@@ -88,7 +88,7 @@ def _element_rate(instruction: Instruction) -> float:
 
 
 def _warpgroup_product(instruction: Instruction, gpu: Gpu) -> Work:
-    """A product of four warps: operands in shared memory are read once, and bound products of few columns (Luo)."""
+    """A product of four warps: operands in shared memory are read once, and limit products of few columns (Luo)."""
     shape = _ASYNCHRONOUS_SHAPE.search(instruction.opcode)
     if shape is None or gpu.capability != 90:
         return Work("issue", 1.0, 1.0, known=False)
