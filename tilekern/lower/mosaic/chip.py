@@ -24,7 +24,7 @@ class Chip:
 
     Sources: the pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x" of the Cloud TPU documentation, and `TpuInfo` of JAX,
     for the sizes of memories, matrix units and peak rates; libtpu 0.0.50 and 0.0.51 for the memory that the compiler
-    grants: kernels asked for ever more of it (tests/lower/mosaic/test_chip.py repeats that).
+    grants: kernels asked for ever more memory (tests/lower/mosaic/test_chip.py repeats the test).
 
     Attributes:
       name: the target, such as "tpu:v5e".
@@ -99,7 +99,7 @@ def tile_rows(rows: int, dtype: DType) -> int:
 def padded_bytes(shape: tuple[int, ...], dtype: DType) -> int:
     """The bytes that a buffer takes in vector memory, or in scalar memory, on every chip.
 
-    The last dim is padded to `LANES`, the one before to tiles of `tile_rows`. A vector is padded to whole sublanes: 128
+    The last dim is padded to `LANES`, the dim before to tiles of `tile_rows`. A vector is padded to whole sublanes: 128
     elements of 32 bits, 256 of 16, 512 of 8. A bool takes 32 bits; a scalar takes a sublane.
     """
     size = _stored_bytes(dtype)

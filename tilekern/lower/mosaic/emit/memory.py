@@ -129,7 +129,7 @@ class Memory:
         return chosen != 0 if op.result.tile.dtype == BOOL else chosen
 
     def _load_block(self, op: Load, layout: Layout, ref: Any) -> Any:
-        """All elements of a load, in the order of its dims; those out of bounds are undefined."""
+        """All elements of a load, in the order of its dims; elements out of bounds are undefined."""
         dims = op.access.dims
         if prod(op.access.shape) == 0:
             return jnp.zeros(register_shape(op.access.shape), ref.dtype)

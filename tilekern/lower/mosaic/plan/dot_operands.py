@@ -50,7 +50,7 @@ def shared_operands(block: Block) -> dict[Value, SharedOperand]:
 
 
 def viewed_tile(value: Value, producers: Mapping[Value, Op]) -> Value:
-    """The tile that a value transposes or reshapes; the value itself otherwise."""
+    """The tile that a value transposes or reshapes, through any number of such ops; else the value."""
     op = producers.get(value)
     while isinstance(op, Transpose | Reshape):
         value = op.operands[0]

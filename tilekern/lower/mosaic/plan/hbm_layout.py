@@ -1,4 +1,4 @@
-"""Layout of an array in HBM for a window: XLA's rearrangement of it around the call, and Pallas' blocks.
+"""Layout of an array in HBM for a window: XLA's rearrangement of the array around the call, and Pallas' blocks.
 
 Mosaic requires that the last two dims of a block are multiples of (8, 128), or whole. So single positions and rows come
 first, tiles last. The dim of a tile of another size is split into tiles and elements, which makes the tile whole. In
@@ -6,7 +6,7 @@ order of preference:
 
     unchanged    with a unit dim if only one dim is tiled
     folded       a single position is folded into the last dim: [B, T, N, H] as [B, T, N * H], blocks (1, T tile, H);
-                 XLA's own reshapes of a projection cancel with this one
+                 XLA's own reshapes of a projection cancel with this reshape
     rearranged   XLA transposes, splits and pads dims, which reads and writes the array once
 """
 
@@ -32,13 +32,13 @@ class LayoutDim:
     """One dim of the rearranged array.
 
     Attributes:
-      dim: the dim of the array that it comes from; -1 for a unit dim.
+      dim: the dim of the array that this dim comes from; -1 for a unit dim.
       use: "place" is squeezed, and the index map computes its position; "tile" numbers the tiles of a split dim, and is
         squeezed if the index map computes the tile, else whole; "row" is whole, and accessed row by row; "lane" is
         whole, or one tile of a dim that is not split; "unit" has one element; "fold" is a dim with the dim before it
         folded in.
       length: the elements of the dim.
-      block: the elements of a block along it.
+      block: the elements of a block along the dim.
     """
 
     dim: int
@@ -55,7 +55,7 @@ class Layout:
       window: the window.
       dims: the dims of the rearranged array.
       padded: the shape of the array after XLA has padded it.
-      parts: the dims after the splits: for each its dim of the array, and its size.
+      parts: (dim of the array, size) of each dim after the splits.
       permutation: the numbers of the parts in the order of `dims`.
     """
 

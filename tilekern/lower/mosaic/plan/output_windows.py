@@ -84,7 +84,7 @@ def _cheapest(
 def _resident_along_inner_axes(
     func: Func, grid_loop: GridLoop | None, order: Sequence[int], window: Window, scalars: Scalars
 ) -> Window:
-    """The window with all of each dim in VMEM that changes along an axis inside of an axis that does not.
+    """The window with each dim whole in VMEM that moves along an axis inside of an axis that does not move the window.
 
     Along the inner axis the blocks would return: once for each step of the outer axis.
     """

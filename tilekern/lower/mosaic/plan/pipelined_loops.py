@@ -81,7 +81,7 @@ def _is_block_output(
     pipelines: Mapping[Fold, Pipeline],
     ranges: Mapping[Value, Interval],
 ) -> bool:
-    """True if each iteration of a pipelined loop that has a block of an output writes all of it, at the loop's top.
+    """True if each iteration of a pipelined loop with a block of an output writes the whole block, at its top level.
 
     A pipeline does not read blocks of outputs from HBM: elements that an iteration leaves out would be overwritten by
     stale VMEM. So stores are unmasked, begin inside of the array, and together cover the block.

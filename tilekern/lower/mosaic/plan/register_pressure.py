@@ -1,13 +1,13 @@
 """Register pressure: the values of a block that do not stay in registers, and the bytes of VMEM that each one takes.
 
 Mosaic unrolls each op over the registers of its tile, and schedules chains of elementwise ops register by register. So
-most tiles never exist as a whole. A tile does if an op needs all of it, and another op uses it afterwards:
+most tiles never exist as a whole. A tile exists as a whole if an op needs all of it and a later op uses it:
 
     barriers   reductions, dots and transpositions: softmax keeps the logits until exp(s - m), since the maximum m
                needs all logits
     shifts     unaligned slices and concatenations, which read elements from other lanes or rows: each step of a scan
                adds a tile to its shifted copy
-    dots       matrix units run dots one after the other: the result of one waits for the result that it meets
+    dots       matrix units run dots one after the other: the result of a dot waits for the result that it meets
 
 Other tiles exist as a whole wherever they are used:
 

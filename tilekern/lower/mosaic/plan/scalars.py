@@ -44,13 +44,13 @@ class Scalars:
 
         Args:
           index: the index.
-          as_index: the index of another loop that is stepped along with this one.
+          as_index: the index of another loop whose steps are the steps of this loop.
         """
         self._loop_indices[index] = as_index or index
         self._keys.clear()
 
     def canonical(self, value: Value) -> Value:
-        """The index that stands for a loop's index; any other value itself."""
+        """The index that stands for a loop's index; the value if it is no loop's index."""
         return self._loop_indices.get(value, value)
 
     def definition(self, value: Value) -> Op | None:

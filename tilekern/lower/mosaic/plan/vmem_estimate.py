@@ -2,7 +2,7 @@
 
 `register_pressure.py` finds the values that do not stay in registers, and their sizes. This module finds how long they
 live, and how many bytes are live at once. Tests compare the estimate with the sizes that libtpu reports:
-tests/lower/mosaic/test_library.py for kernels of the library, plan/test_vmem_of_random_tiles.py for random ones.
+tests/lower/mosaic/test_library.py for kernels of the library, plan/test_vmem_of_random_tiles.py for random kernels.
 """
 
 from __future__ import annotations

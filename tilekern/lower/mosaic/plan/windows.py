@@ -31,7 +31,7 @@ class WindowDim:
       kind: see the module.
       size: the elements of a tile, for "tiled" and "aligned"; 1 for "at".
       key: the key of the position, for "at" and "tiled"; equal keys mean equal positions.
-      position, operands: the position itself.
+      position, operands: the position, and the values of its terms.
     """
 
     kind: Kind
