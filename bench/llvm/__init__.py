@@ -6,7 +6,7 @@ matmul       2048³
 rows         softmax and RMS norm of 4096²
 irregular    top-k, histograms, sums of segments, and a convolution
 overhead     dispatch of a call, and the first call in a new process (`first_call`)
-pytorch      PyTorch's attention, if it is there: in a process and an environment of its own (`pytorch_child`)
+pytorch      PyTorch's attention, if it is installed: in a process and an environment of its own (`pytorch_child`)
 
-Each round times all contestants of a case in turn; what is judged is the median of the rounds' ratios.
+Each round times all contestants of a case in turn; the median of the rounds' ratios is judged.
 """

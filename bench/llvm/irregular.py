@@ -22,7 +22,7 @@ RATIO_LIMIT = 1.0
 
 @tk.kernel(out_type=lambda x, *, k: tuple(jax.ShapeDtypeStruct((x.shape[0], k), d) for d in (x.dtype, jnp.int32)))
 def top_k(x: tk.Ref, values: tk.Ref, places: tk.Ref, *, k: int) -> None:
-    """The greatest elements of each row, and where they are."""
+    """The k greatest elements of each row, and their positions."""
     i = tk.parallel(x.shape[0])
     values[i], places[i] = lax.top_k(x[i], k)
 

@@ -29,7 +29,7 @@ def measure() -> Iterator[Result]:
 
 
 def dispatch(rounds: int = 100, calls: int = 100) -> Result:
-    """A call of a jitted kernel that does next to nothing, over one of a plain jitted function."""
+    """The time of a call of a jitted kernel that does next to nothing, less the time of a plain jitted function."""
     x, y = jnp.arange(8.0), jnp.ones(8)
     plain, ours = jax.jit(lambda x, y: x + y), jax.jit(lambda x, y: add(x, y, target="cpu:llvm"))
     seconds = dispatch_medians({"plain": lambda: plain(x, y), "ours": lambda: ours(x, y)}, rounds, calls)
@@ -43,8 +43,8 @@ def first_call(processes: int = 5) -> Result:
     """The first call of attention in a new process, see `first_call.py`; `jax.nn` is shown beside it."""
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(processes):
-        for who, found in seconds.items():
+        for who, samples in seconds.items():
             command = [sys.executable, "-m", "bench.llvm.first_call", who]
-            found.append(float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout))
-    value, baseline = (statistics.median(found) for found in seconds.values())
+            samples.append(float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout))
+    value, baseline = (statistics.median(samples) for samples in seconds.values())
     return Result("llvm: first call of attention", "s", value, FIRST_CALL_LIMIT_S, "value", baseline)

@@ -39,10 +39,10 @@ def measure() -> Iterator[Result]:
         return
     names = {"1 thread": 1, f"{THREADS} threads": THREADS}
     dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.multiplies_bfloat16 else ("float32",)
-    peaks = {f"peak {dtype}, {n}": found for dtype in dtypes for n, t in names.items() if (found := peak(dtype, t))}
-    times = take_turns({name: found.seconds for name, found in peaks.items()})
-    for name, found in peaks.items():
-        yield Result(name, "GFLOP/s", found.flops / statistics.median(times[name]) / 1e9, None, "value")
+    peaks = {f"peak {dtype}, {n}": timed for dtype in dtypes for n, t in names.items() if (timed := peak(dtype, t))}
+    times = take_turns({name: timed.seconds for name, timed in peaks.items()})
+    for name, timed in peaks.items():
+        yield Result(name, "GFLOP/s", timed.flops / statistics.median(times[name]) / 1e9, None, "value")
 
 
 @cache
@@ -57,7 +57,7 @@ def host() -> Machine | None:
 
 @cache
 def peak(dtype: str, threads: int = THREADS, seconds: float = _SECONDS) -> Peak | None:
-    """The loop for a dtype, that of float32 for bfloat16 where it is multiplied as such; None without a machine."""
+    """The loop for a dtype; float32's for bfloat16 without products of bfloat16; None without a machine."""
     machine = host()
     if machine is None:
         return None
@@ -71,12 +71,12 @@ def share(
     """The share of the peak that a program reaches, by the seconds of both in every round.
 
     Args:
-      name: of the result.
-      flops: what the program computes.
-      ours: its seconds.
-      loop: the peak's.
-      loops: its seconds.
-      limit: at least this share.
+      name: the name of the result.
+      flops: the operations of a call of the program.
+      ours: the seconds of a call in each round.
+      loop: the loop of the peak.
+      loops: the seconds of a call of the loop in each round.
+      limit: the least share that is an aim; None if there is no aim.
     """
     reached = flops / statistics.median(ours) / 1e9
     best = loop.flops / statistics.median(loops) / 1e9
@@ -87,7 +87,7 @@ class Peak:
     """The loop, compiled.
 
     Attributes:
-      flops: what a call computes, on all threads together; a multiply-add counts as two.
+      flops: the operations of a call, on all threads together; a multiply-add counts as two.
     """
 
     def __init__(self, machine: Machine, dtype: DType, threads: int, seconds: float = _SECONDS) -> None:
@@ -104,13 +104,13 @@ class Peak:
         self._iterations = 10_000
         self.seconds()
         self._iterations = max(1, int(self._iterations * seconds / self.seconds()))
-        each = 2 * machine.lanes * (1 + (dtype == "bfloat16")) * _chains(machine)
+        of_iteration = 2 * machine.lanes * (1 + (dtype == "bfloat16")) * _chains(machine)
         if dtype == "bfloat16" and machine.has_bfloat16_tiles:
-            each = _TILE_SUMS * 2 * 16 * 16 * 32
-        self.flops = float(each * self._iterations * threads)
+            of_iteration = _TILE_SUMS * 2 * 16 * 16 * 32
+        self.flops = float(of_iteration * self._iterations * threads)
 
     def seconds(self) -> float:
-        """Make one call: the seconds that it took."""
+        """Make one call, and return the seconds that it took."""
         start = time.perf_counter()
         # ctypes lets go of Python's lock, so the threads run side by side.
         list(self._pool.map(lambda row: self._function(self._iterations, row.ctypes.data), self._operands))
@@ -118,7 +118,7 @@ class Peak:
 
 
 def loop(machine: Machine, dtype: DType) -> str:
-    """LLVM IR of `void peak(i64 iterations, ptr operands)`; the sums are stored behind both operands.
+    """LLVM IR of `void peak(i64 iterations, ptr operands)`; the sums are stored after both operands.
 
     For bfloat16 the machine must have products of pairs, or of tiles.
     """
@@ -178,7 +178,7 @@ def _loop_of_tiles() -> str:
 
 
 def _program(before: list[str], repeated: list[str], after: list[str], globals_: list[str]) -> str:
-    """A function `peak` that repeats some lines, with those before and after, and the module's declarations."""
+    """LLVM IR of a function `peak` that runs `before`, repeats some lines, and runs `after`; then `globals_`."""
     lines = [
         "define void @peak(i64 %iterations, ptr %operands) {",
         "entry:",
@@ -200,5 +200,5 @@ def _program(before: list[str], repeated: list[str], after: list[str], globals_:
 
 
 def _chains(machine: Machine) -> int:
-    """Sums side by side: an instruction takes 4 to 6 cycles, and 2 to 4 begin in each."""
+    """The number of sums side by side: an instruction takes 4 to 6 cycles, and 2 to 4 begin in each cycle."""
     return machine.registers * 3 // 4

@@ -27,11 +27,11 @@ class Attention:
     """A case: self-attention of a batch of 1.
 
     Attributes:
-      length: of the sequence.
-      heads: how many.
-      width: of a head.
-      dtype: of all arrays.
-      causal: whether a position sees only those before it.
+      length: the length of the sequence.
+      heads: the number of heads.
+      width: the width of a head.
+      dtype: the dtype of all arrays.
+      causal: True if a position sees only itself and earlier positions.
     """
 
     length: int
@@ -42,7 +42,7 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        """Of both products; of causal ones half, as is usual."""
+        """Operations of both products; half as many if causal, as is usual."""
         return 4.0 * self.length**2 * self.width * self.heads / (2 if self.causal else 1)
 
 
@@ -58,7 +58,7 @@ class PyTorch:
         self.name = f"PyTorch {self._answer()['version']}"
 
     def clock(self, case: Attention) -> Clock:
-        """Prepare a case; its clock, which is valid until the next case."""
+        """Prepare a case, and return its clock, which is valid until the next case."""
         self._ask(asdict(case))
         return lambda: self._ask({})["seconds"]
 
@@ -82,7 +82,7 @@ class PyTorch:
 
 @contextmanager
 def start(environment: Path = ENVIRONMENT) -> Generator[PyTorch | None]:
-    """The child, or None and a message if there is no such environment."""
+    """A context of the child; None, and a message, if the environment does not exist."""
     python = environment / "bin" / "python"
     if not python.exists():
         print("bench: nothing is compared to PyTorch: `make pytorch` makes its environment", file=sys.stderr)

@@ -5,12 +5,12 @@ number of bundles, the use of each slot and the bytes of each DMA. Only the wait
 
 estimate    a program to a record per kernel
 child       the process that compiles
-hlo         which kernels the program runs, and the constants that they prefetch
+hlo         the kernels that the program runs, and the constants that they prefetch
 bundles     the text of the bundles; `slots`: the table of slots
-simulate    the scalar unit; `scalar`: what its instructions compute
+simulate    the scalar unit; `scalar`: the results of its instructions
 chips       clocks, bandwidths, units
-evaluate    the integers that XLA computes from constants, and how often its loops run
-cases       what is compared, a module for each family of kernels; `compare`: runs them
+evaluate    the integers that XLA computes from constants, and the numbers of its loops' iterations
+cases       the compared cases, a module for each family of kernels; `compare`: runs the cases
 table       the text of a comparison; `picture`: its PNG
 golden      the cycles that no library kernel may exceed
 """

@@ -1,8 +1,8 @@
 """The scalar part of libtpu's VLIW bundles, from the text that it dumps.
 
 A line is a bundle: `0xba LB: > { %s99_s27 = sshll.u32 %s97_s26, 4 ;; %14 = sbr.rel (!%p9_p3) target bundleno = 5 }`;
-`%s99_s27` is the value 99, in the register s27. Vector instructions decide nothing about time but by being there, so
-they are dropped; their use of the slots is in another dump (`slots.py`).
+`%s99_s27` is the value 99, in the register s27. Vector instructions are dropped: they take their place in a bundle, and
+decide nothing else about time. Their use of the slots is in another dump (`slots.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Instruction:
 
     Attributes:
       op: as in the dump, e.g. "sadd.s32".
-      target: the register it writes; for those without one, the name of the value; "" if neither.
-      operands: in order; of a branch, the bundle it goes to.
-      predicate: the register that must be true, or false.
-      negated: whether it must be false.
-      spaces: of a DMA, the memories it reads and writes: "hbm", "vmem" or "smem".
+      target: the register that it writes, else the name of its value; "" if it has neither.
+      operands: the operands in order; of a branch, the number of the bundle that it goes to.
+      predicate: the register that must be true, or false; "" if the instruction always runs.
+      negated: True if the predicate must be false.
+      spaces: of a DMA, the memories that it reads and writes: "hbm", "vmem" or "smem"; else empty.
     """
 
     op: str
@@ -77,25 +77,25 @@ def parse(text: str) -> tuple[Bundle, ...]:
 
 
 def _instruction(text: str, spaces: Mapping[str, str]) -> Instruction | None:
-    """One instruction; None for those without effect here: vector instructions and phis of one register."""
+    """One instruction; None if it has no effect here, as vector instructions and phis of one register."""
     if not text:
         return None
     match = _INSTRUCTION.match(text)
     if match is None:
         raise DumpError(f"not an instruction: {text[:200]}")
-    value, op, rest = match[1] or "", match[2], match[3]
+    value, op, tail = match[1] or "", match[2], match[3]
     target = _register(value)
     if op == "sphi" or _is_vector(op, value):
         return None
-    rest = re.sub(r"\[(?:thread|resolvable):\$\w+\]", "", rest)
+    tail = re.sub(r"\[(?:thread|resolvable):\$\w+\]", "", tail)
     if op.startswith("inlined_call_operand"):
-        found = re.search(r"index: (\d+)", rest)
-        return Instruction(op, target, ((int(found[1]),),)) if found else _malformed(text)
-    predicate, negated, rest = _predicate(rest, target, text)
+        number = re.search(r"index: (\d+)", tail)
+        return Instruction(op, target, ((int(number[1]),),)) if number else _malformed(text)
+    predicate, negated, tail = _predicate(tail, target, text)
     if op.startswith("sbr"):
-        found = re.search(r"bundleno = (\d+)", rest)
-        return Instruction(op, "", ((int(found[1]),),), predicate, negated) if found else _malformed(text)
-    parts = _split(rest)
+        number = re.search(r"bundleno = (\d+)", tail)
+        return Instruction(op, "", ((int(number[1]),),), predicate, negated) if number else _malformed(text)
+    parts = _split(tail)
     operands = tuple(_terms(part, text) for part in parts)
     if op.startswith("int_to_ptr") and operands == ((target,),):
         return None  # a name for the register's value, which an instruction of the same bundle gives it
@@ -109,23 +109,23 @@ def _is_vector(op: str, value: str) -> bool:
 
 
 def _register(value: str) -> str:
-    """The register of a value's name; the name itself where it has none."""
+    """The register in a value's name, "s27" of "s99_s27"; the name itself if it has none."""
     return value.rpartition("_")[2]
 
 
-def _predicate(rest: str, target: str, text: str) -> tuple[str, bool, str]:
-    match = _PREDICATE.search(rest)
+def _predicate(tail: str, target: str, text: str) -> tuple[str, bool, str]:
+    match = _PREDICATE.search(tail)
     if match is None:
-        return "", False, rest
+        return "", False, tail
     if match[3] and _register(match[3]) != target:
         raise DumpError(f"a false predicate should leave the register as it is: {text[:200]}")
-    return _register(match[2]), bool(match[1]), rest[: match.start()] + rest[match.end() :].strip().lstrip(",")
+    return _register(match[2]), bool(match[1]), tail[: match.start()] + tail[match.end() :].strip().lstrip(",")
 
 
-def _split(rest: str) -> list[str]:
-    """The operands; a memory operand `[smem:[…]]` ends without a comma where a value to store follows."""
-    rest = re.sub(r"\]\]\s+(?=[%\d\[-])", "]], ", rest.strip())
-    return [part.strip() for part in re.split(r",\s*(?![^\[]*\])", rest) if part.strip()]
+def _split(tail: str) -> list[str]:
+    """The texts of the operands; a memory operand `[smem:[…]]` ends without a comma if a value to store follows."""
+    tail = re.sub(r"\]\]\s+(?=[%\d\[-])", "]], ", tail.strip())
+    return [part.strip() for part in re.split(r",\s*(?![^\[]*\])", tail) if part.strip()]
 
 
 def _terms(operand: str, text: str) -> Terms:

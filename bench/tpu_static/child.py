@@ -1,6 +1,6 @@
 """python -m bench.tpu_static.child CHIP FOLDER < PROGRAM: compile ahead of time; libtpu dumps as LIBTPU_INIT_ARGS says.
 
-FOLDER/compiled.txt gets the HLO with what is known only afterwards: the VMEM that each kernel took.
+FOLDER/compiled.txt gets the HLO of the compiled program, which has the VMEM that each kernel takes.
 
 A process of its own, for libtpu reads its flags once. It imports nothing of tilekern; programs may.
 """
@@ -34,16 +34,16 @@ def main(name: str, folder: Path, source: str) -> None:
     slice_: Any = topologies.get_topology_desc(platform="tpu", topology_name=chip(name).topology)
     mesh = Mesh(np.array(slice_.devices[:1]), ("device",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec())
-    given: list[np.ndarray[Any, Any] | jax.ShapeDtypeStruct] = [
+    values: list[np.ndarray[Any, Any] | jax.ShapeDtypeStruct] = [
         x if isinstance(x, np.ndarray) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in arguments
     ]
 
     def program(*traced: jax.Array) -> object:
-        rest = iter(traced)
-        return cast(object, function(*(x if isinstance(x, np.ndarray) else next(rest) for x in given)))
+        tracers = iter(traced)
+        return cast(object, function(*(x if isinstance(x, np.ndarray) else next(tracers) for x in values)))
 
-    traced = [number for number, x in enumerate(given) if not isinstance(x, np.ndarray)]
-    shapes = [given[number] for number in traced]
+    traced = [number for number, x in enumerate(values) if not isinstance(x, np.ndarray)]
+    shapes = [values[number] for number in traced]
     overwritten = tuple(k for k, number in enumerate(traced) if number in donated)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jax.jit(program, donate_argnums=overwritten).lower(*shapes)

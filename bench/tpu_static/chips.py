@@ -12,17 +12,17 @@ class Chip:
 
     Sources: peak rates and bandwidths are Google's (https://cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x), per core,
     as in `jax.experimental.pallas.tpu.get_tpu_info_for_chip`. The clock is the peak over the operations of a cycle.
-    The delay slots are seen in libtpu's dumps: so many bundles behind a branch are guarded by its predicate, or empty.
+    The delay slots are seen in libtpu's dumps: so many bundles after a branch are guarded by its predicate, or empty.
 
     Attributes:
       topology: the smallest slice, as libtpu names it.
       ghz: clock, in 10⁹ bundles a second.
-      bandwidth: HBM, bytes a second and core.
+      bandwidth: bytes a second between a core and HBM.
       mxus: matrix units of a core.
       macs: bfloat16 multiply-adds of one matrix unit in a cycle.
-      delay_slots: bundles behind a branch that still run.
+      delay_slots: bundles after a branch that still run.
       cores: TensorCores that share the grid of one kernel ("megacore").
-      faster: dtypes whose products take less time than those of bfloat16, and how many of these one takes the time of.
+      faster: the rate of products relative to bfloat16's, for dtypes with a higher rate.
     """
 
     topology: str

@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def total(kernels: Sequence[Estimate]) -> Record:
-    """A program's kernels, one after another, as one record; `use` is weighted by their cycles."""
+    """A program's kernels, one after another, as one record: sums, the largest `vmem`, and `use` weighted by cycles."""
     cycles = sum(k.cycles for k in kernels)
     units = {unit for k in kernels for unit in k.use or ()}
     added = ("bundles", "stall", "cycles", "us", "read", "written", "dmas", "fills", "spills")
@@ -49,12 +49,12 @@ def measure(program: str, chip: str) -> Record:
 
 
 class PeerCache:
-    """A file with the figures of peers, for one version of JAX and libtpu."""
+    """A file with the records of peers by "case chip setting", for one version of JAX and libtpu."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept: Record = json.loads(path.read_text()) if path.exists() else {}
-        self.records: dict[str, Record] = kept.get("records", {}) if kept.get("versions") == versions() else {}
+        contents: Record = json.loads(path.read_text()) if path.exists() else {}
+        self.records: dict[str, Record] = contents.get("records", {}) if contents.get("versions") == versions() else {}
 
     def save(self) -> None:
         """Write the file, without single kernels and without errors of our own simulation."""
@@ -116,13 +116,13 @@ def _key(case: Case, chip: str, name: str) -> str:
     return f"{case.name} {chip} {name}"
 
 
-def _row(case: Case, chip: str, fresh: Mapping[str, Record], kept: Mapping[str, Record]) -> Record:
-    """Ours, and of each peer the fastest of its settings, or its last error."""
+def _row(case: Case, chip: str, fresh: Mapping[str, Record], of_peers: Mapping[str, Record]) -> Record:
+    """The row of a case on a chip: our record, and of each peer the record of its fastest setting or its last error."""
     best: dict[str, Record] = {}
     for name in case.peers():
-        if (key := _key(case, chip, name)) not in kept:
+        if (key := _key(case, chip, name)) not in of_peers:
             continue
-        record = kept[key] | {"setting": name}
+        record = of_peers[key] | {"setting": name}
         peer = name.split()[0]
         if peer not in best or record.get("us", float("inf")) < best[peer].get("us", float("inf")):
             best[peer] = record

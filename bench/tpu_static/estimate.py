@@ -15,7 +15,7 @@ from typing import Any
 from bench.tpu_static import bundles, hlo, slots
 from bench.tpu_static.bundles import DumpError
 from bench.tpu_static.chips import CHIPS, Chip, chip
-from bench.tpu_static.evaluate import Known, Values, iterations
+from bench.tpu_static.evaluate import HloValue, Values, iterations
 from bench.tpu_static.simulate import Run, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -32,20 +32,21 @@ class Estimate:
     """The time, traffic and memory of one kernel of a program on one device.
 
     Attributes:
-      name: of the HLO instruction; "asynchronous copies" for XLA's copies between HBM and VMEM, all together, and
-        "data formats by SparseCores" for the arrays to which these give another layout.
+      name: the name of the HLO instruction; "asynchronous copies" for XLA's copies between HBM and VMEM, all together,
+        and "data formats by SparseCores" for the arrays to which SparseCores give another layout.
       chip: a key of `CHIPS`.
-      bundles: executed; exact.
+      bundles: executed bundles, each of one cycle; exact.
       stall: cycles of waiting for DMAs; a model.
       read: bytes from HBM.
       written: bytes to HBM.
-      dmas: started.
+      dmas: the number of DMAs.
       vmem: bytes of VMEM for windows and scratch, as the compiler reports them.
-      static_bundles: the length of the program.
-      use: share of all cycles' slots that are filled: "mxu" "valu" "eup" "xlu" "vld" "vst" "salu".
+      static_bundles: the length of the program, in bundles.
+      use: by unit ("mxu", "valu", "eup", "xlu", "vld", "vst", "salu") the share of all cycles' slots that are filled;
+        None if no dump tells it.
       fills: vector registers read back from spill slots.
       spills: vector registers written to spill slots.
-      pallas: whether it is a `pallas_call`, not XLA's own.
+      pallas: True for a `pallas_call`, False for XLA's own kernels.
     """
 
     name: str
@@ -64,12 +65,12 @@ class Estimate:
 
     @property
     def cycles(self) -> int:
-        """Cycles: bundles and stalls."""
+        """Cycles, of bundles and of stalls."""
         return self.bundles + self.stall
 
     @property
     def us(self) -> float:
-        """Microseconds."""
+        """The time in microseconds."""
         return self.cycles / CHIPS[self.chip].ghz / 1e3
 
 
@@ -102,7 +103,7 @@ def estimate(program: str, chip_name: str, keep: Path | None = None) -> list[Est
     Raises:
       CompileError: the program does not compile.
       SimulationError: control depends on values that are not known.
-      DumpError: the dumps are not what this module knows.
+      DumpError: the dumps have another form than this module knows.
     """
     machine = chip(chip_name)
     if keep is not None:
@@ -138,7 +139,7 @@ def compile_into(folder: Path, program: str, chip_name: str) -> None:
 
 
 def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
-    """The estimates, from a folder of dumps."""
+    """The estimates of a program's kernels, from the folder of its dumps."""
     files = [*folder.glob("*-TLP-hlo.txt")]
     if len(files) != 1:
         raise DumpError(f"expected one *-TLP-hlo.txt in {folder}, found {len(files)}")
@@ -149,7 +150,7 @@ def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
 
 @dataclass(frozen=True)
 class _Dumps:
-    """The dumps of a program: their folder, and of all kernels the HLO and the bytes of VMEM."""
+    """The dumps of a program: their folder, the chip, the text of the HLO, and the bytes of VMEM by kernel."""
 
     folder: Path
     chip_name: str
@@ -158,54 +159,57 @@ class _Dumps:
     vmem: Mapping[str, int]
 
     def kernels(
-        self, instructions: Mapping[str, hlo.HloInstruction], arguments: Sequence[Known | None] = ()
+        self, instructions: Mapping[str, hlo.HloInstruction], arguments: Sequence[HloValue | None] = ()
     ) -> list[Estimate]:
-        """The estimates of a computation's kernels, in order; before them those of copies that run beside them."""
+        """The estimates of copies that run beside a computation's kernels, then of the kernels in order.
+
+        `arguments` are the values of the computation's arguments.
+        """
         values = Values(instructions, self.text, arguments=arguments)
         if control := [i.name for i in instructions.values() if i.opcode in hlo.CONTROL]:
             raise DumpError(f"XLA's own control flow ({', '.join(control)}): how often its kernels run is not known")
         kernels: list[Estimate] = []
         for instruction in instructions.values():
-            beside = instruction.opcode in (*hlo.COPIES, *hlo.DONE) or instruction.name.startswith(hlo.FORMATS)
-            if beside or instruction.opcode in hlo.FREE or hlo.is_scalar(instruction):
+            runs_beside = instruction.opcode in (*hlo.COPIES, *hlo.DONE) or instruction.name.startswith(hlo.FORMATS)
+            if runs_beside or instruction.opcode in hlo.FREE or hlo.is_scalar(instruction):
                 continue
             if instruction.opcode == hlo.LOOP:
                 state = values.of(instruction.operands[0])
                 trips = iterations(instruction, state, self.text)
                 body = hlo.called(instruction, "body", self.text)
-                kernels += [_repeated(made, trips) for made in self.kernels(body, [state])]
+                kernels += [_repeated(kernel, trips) for kernel in self.kernels(body, [state])]
             else:
                 kernels.append(self.kernel(instruction, instructions, values))
         formats = _formats(instructions, self.chip_name, self.machine)
-        besides = (_copies(instructions, self.chip_name, self.machine), formats)
-        return [*(made for made in besides if made.dmas), *kernels]
+        overlapped = (_copies(instructions, self.chip_name, self.machine), formats)
+        return [*(kernel for kernel in overlapped if kernel.dmas), *kernels]
 
     def kernel(
         self, instruction: hlo.HloInstruction, instructions: Mapping[str, hlo.HloInstruction], values: Values
     ) -> Estimate:
         """The estimate of one kernel."""
         operands = {k: values.words(name) for k, name in enumerate(instruction.operands)}
-        known = {k: words for k, words in operands.items() if words is not None}
+        prefetched = {k: words for k, words in operands.items() if words is not None}
         if instruction.opcode.endswith("-start") or instruction.opcode.startswith("async"):
             raise DumpError(f"{instruction.name}: an asynchronous call, of which no dump tells the time")
         compiled = [instruction.name, *hlo.twins(instruction.name, instructions, self.text)]
         name = next((n for n in compiled if _dumps(self.folder, n, _BUNDLES)), instruction.name)
-        made, stored = _kernel(self.folder, name, known, self.chip_name, self.machine)
+        timed, stored = _kernel(self.folder, name, prefetched, self.chip_name, self.machine)
         values.store(instruction, stored)
         vmem, pallas = self.vmem.get(instruction.name, 0), instruction.opcode == hlo.PALLAS
-        return replace(made, name=instruction.name, vmem=vmem, pallas=pallas)
+        return replace(timed, name=instruction.name, vmem=vmem, pallas=pallas)
 
 
-def _repeated(made: Estimate, trips: int) -> Estimate:
-    """A kernel of a loop's body in all iterations, each of which takes as long as the first."""
+def _repeated(kernel: Estimate, trips: int) -> Estimate:
+    """A kernel of a loop's body in all iterations: every one takes as long as the first."""
     counted = ("bundles", "stall", "read", "written", "dmas", "fills", "spills")
-    return replace(made, name=f"{made.name} ×{trips}", **{key: getattr(made, key) * trips for key in counted})
+    return replace(kernel, name=f"{kernel.name} ×{trips}", **{key: getattr(kernel, key) * trips for key in counted})
 
 
 def _kernel(
     folder: Path, name: str, operands: Mapping[int, list[int]], chip_name: str, machine: Chip
 ) -> tuple[Estimate, Mapping[int, Sequence[int]]]:
-    """One kernel, and the words that it stores; the cores of a chip that share the grid run at once."""
+    """One kernel, and the words that it stores, by operand; the cores of a chip that share the grid run at once."""
     program = bundles.parse(_dump(folder, name, _BUNDLES).read_text())
     table = slots.parse(_dump(folder, name, r"pre-delay_hlo-static-per-bundle-utilization").read_text())
     original = _dumps(folder, name, "original")[0].read_text()  # XLA makes some fusions in several attempts
@@ -215,9 +219,9 @@ def _kernel(
         for core in range(machine.cores if index else 1)
     ]
     slowest = max(runs, key=lambda run: run.bundles + run.stall)
-    made = _summary(name, chip_name, slowest, table, machine)
+    summary = _summary(name, chip_name, slowest, table, machine)
     read_, written, dmas = (sum(getattr(run, key) for run in runs) for key in ("read", "written", "dmas"))
-    return replace(made, read=read_, written=written, dmas=dmas, static_bundles=len(program)), runs[0].stored
+    return replace(summary, read=read_, written=written, dmas=dmas, static_bundles=len(program)), runs[0].stored
 
 
 def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: Chip) -> Estimate:
@@ -272,10 +276,10 @@ def _formats(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, mac
 
 def _dump(folder: Path, name: str, stage: str) -> Path:
     """The dump of a stage of one kernel."""
-    found = _dumps(folder, name, stage)
-    if len(found) != 1:
-        raise DumpError(f"expected one dump {stage!r} of {name!r}, found {len(found)}: XLA runs it in another way")
-    return found[0]
+    paths = _dumps(folder, name, stage)
+    if len(paths) != 1:
+        raise DumpError(f"expected one dump {stage!r} of {name!r}, found {len(paths)}: XLA runs it in another way")
+    return paths[0]
 
 
 def _dumps(folder: Path, name: str, stage: str) -> list[Path]:

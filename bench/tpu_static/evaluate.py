@@ -1,7 +1,7 @@
 """A small interpreter of HLO, for integers that XLA computes from constants, such as tables that a kernel prefetches.
 
-It knows the instructions that such tables are made of. What depends on an argument, or on another instruction, has no
-value.
+It knows the instructions that such tables are made of. An instruction has no value if it depends on an argument, or on
+an instruction of another kind.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bench.tpu_static.bundles import DumpError
 from bench.tpu_static.hlo import HloInstruction
 
 Array = np.ndarray[Any, Any]
-Known = Array | tuple["Known | None", ...]
-"""A value: an array, or a tuple of values."""
+HloValue = Array | tuple["HloValue | None", ...]
+"""A value: an array, or a tuple of values; None in a tuple for a value that is not known."""
 
 _MOST_ITERATIONS = 1 << 14
 _DTYPES = {"pred": np.bool_, "s32": np.int32, "u32": np.uint32}
@@ -56,30 +56,30 @@ class Values:
     """The values of a computation's instructions.
 
     Args:
-      instructions: of the computation.
-      text: the HLO, where the computations are that these call.
-      given: values that are known already, by the instruction's name.
-      arguments: of the computation.
+      instructions: the instructions of the computation, by name.
+      text: the whole HLO, with the computations that the instructions call.
+      values: values that are known already, by the instruction's name.
+      arguments: the values of the computation's arguments; None for a value that is not known.
     """
 
     def __init__(
         self,
         instructions: Mapping[str, HloInstruction],
         text: str,
-        given: Mapping[str, Known] | None = None,
-        arguments: Sequence[Known | None] = (),
+        values: Mapping[str, HloValue] | None = None,
+        arguments: Sequence[HloValue | None] = (),
     ) -> None:
         self._instructions, self._text, self._arguments = instructions, text, arguments
-        self._found: dict[str, Known | None] = dict(given or {})
+        self._values: dict[str, HloValue | None] = dict(values or {})
 
-    def of(self, name: str) -> Known | None:
-        """The value of an instruction; None where it is not known."""
-        if name not in self._found:
-            self._found[name] = self._computed(self._instructions[name])
-        return self._found[name]
+    def of(self, name: str) -> HloValue | None:
+        """The value of an instruction; None if it is not known."""
+        if name not in self._values:
+            self._values[name] = self._computed(self._instructions[name])
+        return self._values[name]
 
     def words(self, name: str) -> list[int] | None:
-        """The 32-bit words of an operand as they lie in memory; None where it has no known 32-bit integers."""
+        """The 32-bit words of an operand as they lie in memory; None if it is no array of known 32-bit integers."""
         shape = self._instructions[name].shape
         value = self.of(name)
         if isinstance(value, tuple) or value is None or hlo.layout(shape)[0] not in ("s32", "u32"):
@@ -87,18 +87,18 @@ class Values:
         return hlo.tiled(value, shape)
 
     def store(self, kernel: HloInstruction, words: Mapping[int, Sequence[int]]) -> None:
-        """Keep what a kernel has stored into its results, the operands behind its own."""
+        """Keep the words that a kernel has stored into its results; these are numbered after its operands."""
         if not words:
             return
         shapes = re.findall(r"\w+\[[\d,]*\](?:\{[^}]*\})?", kernel.shape)
-        found: list[Known | None] = []
+        results: list[HloValue | None] = []
         for number, shape in enumerate(shapes, len(kernel.operands)):
             dtype, dims, _, _ = hlo.layout(shape)
             fits = number in words and dtype in _DTYPES and len(dims) <= 1
-            found.append(np.array(words[number], np.int64)[: dims[0] if dims else 1].reshape(dims) if fits else None)
-        self._found[kernel.name] = tuple(found) if kernel.shape.startswith("(") else found[0]
+            results.append(np.array(words[number], np.int64)[: dims[0] if dims else 1].reshape(dims) if fits else None)
+        self._values[kernel.name] = tuple(results) if kernel.shape.startswith("(") else results[0]
 
-    def _computed(self, i: HloInstruction) -> Known | None:
+    def _computed(self, i: HloInstruction) -> HloValue | None:
         special = {"parameter": self._parameter, "tuple": self._tuple, "get-tuple-element": self._element}
         if i.opcode in special:
             return special[i.opcode](i)
@@ -113,27 +113,27 @@ class Values:
             return operands[0]
         if hlo.layout(i.shape)[0] not in _DTYPES:
             return None
-        found = _array(i, operands, self._text)
-        return None if found is None else np.asarray(found).astype(_DTYPES[hlo.layout(i.shape)[0]])
+        value = _array(i, operands, self._text)
+        return None if value is None else np.asarray(value).astype(_DTYPES[hlo.layout(i.shape)[0]])
 
-    def _parameter(self, i: HloInstruction) -> Known | None:
+    def _parameter(self, i: HloInstruction) -> HloValue | None:
         number = int(i.body.partition(")")[0])
         return self._arguments[number] if number < len(self._arguments) else None
 
-    def _tuple(self, i: HloInstruction) -> Known:
+    def _tuple(self, i: HloInstruction) -> HloValue:
         return tuple(self.of(name) for name in i.operands)
 
-    def _element(self, i: HloInstruction) -> Known | None:
+    def _element(self, i: HloInstruction) -> HloValue | None:
         whole = self.of(i.operands[0])
         return whole[int(_attribute(i, "index"))] if isinstance(whole, tuple) else None
 
-    def _fusion(self, i: HloInstruction, operands: Sequence[Known | None]) -> Known | None:
+    def _fusion(self, i: HloInstruction, operands: Sequence[HloValue | None]) -> HloValue | None:
         body = hlo.called(i, "calls", self._text)
         return Values(body, self._text, arguments=operands).of(_root(body))
 
 
-def iterations(loop: HloInstruction, state: Known | None, text: str) -> int:
-    """The number of iterations of a `while` that begins with a state.
+def iterations(loop: HloInstruction, state: HloValue | None, text: str) -> int:
+    """The number of iterations of a `while` that begins with the value `state`.
 
     Raises:
       DumpError: it depends on values that are not known.
@@ -155,7 +155,7 @@ def _root(computation: Mapping[str, HloInstruction]) -> str:
 
 
 def _array(i: HloInstruction, operands: Sequence[Any], text: str) -> Array | None:
-    """The value of an instruction of arrays."""
+    """The value of an instruction, from the values of its operands; None for an instruction of another kind."""
     dims = hlo.layout(i.shape)[1]
     if i.opcode in _ELEMENTWISE:
         return _ELEMENTWISE[i.opcode](*operands)
@@ -176,8 +176,8 @@ def _array(i: HloInstruction, operands: Sequence[Any], text: str) -> Array | Non
         case "concatenate":
             return np.concatenate(operands, axis=_dims(i)[0])
         case "slice":
-            found = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", _attribute(i, "slice", r"\{[^}]*\}"))
-            return operands[0][tuple(slice(int(a), int(b), int(c or 1)) for a, b, c in found)]
+            bounds = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", _attribute(i, "slice", r"\{[^}]*\}"))
+            return operands[0][tuple(slice(int(a), int(b), int(c or 1)) for a, b, c in bounds)]
         case _:
             return None
 
@@ -191,9 +191,9 @@ def _reduced(i: HloInstruction, operands: Sequence[Any], text: str) -> Array | N
 
 
 def _attribute(i: HloInstruction, name: str, form: str = r"\w+") -> str:
-    found = re.search(rf"\b{name}=({form})", i.attributes)
-    assert found is not None, f"{i.opcode} without {name}: {i.attributes}"
-    return found[1]
+    match = re.search(rf"\b{name}=({form})", i.attributes)
+    assert match is not None, f"{i.opcode} without {name}: {i.attributes}"
+    return match[1]
 
 
 def _dims(i: HloInstruction) -> list[int]:

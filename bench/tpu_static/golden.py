@@ -18,18 +18,18 @@ KERNEL_CASES = {case.name: case for case in SMALL}
 
 
 def cycles(kernel_case: str, chip: str) -> int:
-    """The cycles of all kernels of one of `KERNEL_CASES` on a chip, XLA's around ours included."""
+    """The cycles of all kernels of a case, a key of `KERNEL_CASES`, on a chip; XLA's kernels around ours included."""
     return sum(kernel.cycles for kernel in estimate(KERNEL_CASES[kernel_case].ours(chip), chip))
 
 
 class Golden:
-    """A file of cycles by "case chip", and the versions that they hold for."""
+    """A file of cycles by "case chip", and of the versions that the cycles hold for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.versions: Mapping[str, str] = kept.get("versions", {})
-        self.cycles: dict[str, int] = kept.get("cycles", {})
+        contents: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.versions: Mapping[str, str] = contents.get("versions", {})
+        self.cycles: dict[str, int] = contents.get("cycles", {})
 
     def unfit(self) -> str:
         """The reason why the numbers do not hold here; "" if they do."""
@@ -37,19 +37,19 @@ class Golden:
         golden = self.versions.get("libtpu")
         return "" if golden in (None, here) else f"the cycles are those of libtpu {golden}, installed is {here}"
 
-    def check(self, key: str, found: int) -> str:
+    def check(self, key: str, count: int) -> str:
         """The complaint about a number of cycles; "" if there is none."""
         if key not in self.cycles:
             return f"{key} has no number yet; UPDATE_GOLDEN=1 writes it"
         limit = math.floor(self.cycles[key] * SLACK)
-        if found <= limit:
+        if count <= limit:
             return ""
         return (
-            f"{key} takes {found} cycles, {found / self.cycles[key]:.3f} × the {self.cycles[key]} of {self.path.name}"
+            f"{key} takes {count} cycles, {count / self.cycles[key]:.3f} × the {self.cycles[key]} of {self.path.name}"
         )
 
-    def update(self, key: str, found: int) -> None:
+    def update(self, key: str, count: int) -> None:
         """Write a number; numbers of another libtpu are removed."""
-        kept = self.cycles if not self.unfit() else {}
-        self.cycles, self.versions = dict(sorted({**kept, key: found}.items())), versions()
+        valid = self.cycles if not self.unfit() else {}
+        self.cycles, self.versions = dict(sorted({**valid, key: count}.items())), versions()
         self.path.write_text(json.dumps({"versions": self.versions, "cycles": self.cycles}, indent=1) + "\n")

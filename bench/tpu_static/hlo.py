@@ -43,12 +43,12 @@ class HloInstruction:
 
     Attributes:
       name: unique, also in the names of the dumps.
-      opcode: as HLO has it; of a custom call, its target.
-      shape: with the layout, as text.
-      operands: names.
+      opcode: the opcode of HLO; of a custom call, its target.
+      shape: the shape with the layout, as text.
+      operands: the names of the operands.
       body: the text between the parentheses.
-      attributes: the text behind them, without names, metadata and sharding.
-      root: whether it is the result of its computation.
+      attributes: the text after the parentheses, without names, metadata and sharding.
+      root: True if it is the result of its computation.
     """
 
     name: str
@@ -71,10 +71,10 @@ def entry(text: str) -> dict[str, HloInstruction]:
 
 def called(instruction: HloInstruction, attribute: str, text: str) -> dict[str, HloInstruction]:
     """The instructions of the computation that an attribute names."""
-    found = re.search(rf"\b{attribute}=%([^\s,]+)", instruction.attributes)
-    if found is None:
+    match = re.search(rf"\b{attribute}=%([^\s,]+)", instruction.attributes)
+    if match is None:
         raise DumpError(f"{instruction.name} without {attribute}")
-    return _computation(text, f"%{found[1]} ", f"the computation {found[1]}")
+    return _computation(text, f"%{match[1]} ", f"the computation {match[1]}")
 
 
 def _computation(text: str, head: str, name: str) -> dict[str, HloInstruction]:
@@ -82,13 +82,13 @@ def _computation(text: str, head: str, name: str) -> dict[str, HloInstruction]:
     if body is None:
         raise DumpError(f"HLO without {name}")
     lines = re.split(r"\n(?=  (?:ROOT )?%)", body)
-    return {made.name: made for made in map(_instruction, lines)}
+    return {instruction.name: instruction for instruction in map(_instruction, lines)}
 
 
 def _body(text: str, head: str) -> str | None:
-    """The lines of the computation whose first line begins so."""
-    found = re.search(rf"^{re.escape(head)}.*?\{{\n(.*?)^\}}$", text, re.DOTALL | re.MULTILINE)
-    return None if found is None else found[1]
+    """The lines of the computation whose first line begins with `head`; None if there is none."""
+    match = re.search(rf"^{re.escape(head)}.*?\{{\n(.*?)^\}}$", text, re.DOTALL | re.MULTILINE)
+    return None if match is None else match[1]
 
 
 def _instruction(line: str) -> HloInstruction:
@@ -109,21 +109,21 @@ def _instruction(line: str) -> HloInstruction:
     )
 
 
-def _attributes(rest: str) -> str:
-    """The attributes behind an instruction's operands that affect its meaning, without metadata and sharding."""
-    text = rest.partition("), ")[2]
+def _attributes(line_end: str) -> str:
+    """The attributes after an instruction's operands that affect its meaning: without metadata and sharding."""
+    text = line_end.partition("), ")[2]
     return re.sub(r"(metadata|sharding)=\{(?:[^{}]|\{[^{}]*\})*\},? ?", "", text)
 
 
 def twins(name: str, instructions: Mapping[str, HloInstruction], text: str) -> list[str]:
-    """The other instructions with the same meaning and operand shapes: XLA compiles only one of them."""
+    """The names of other instructions of the same meaning and operand shapes, of which XLA compiles only one."""
 
     def kind(i: HloInstruction) -> tuple[object, ...]:
         shapes = tuple(instructions[operand].shape for operand in i.operands)
         return i.opcode, i.shape, shapes, _without_names(i.attributes, text)
 
-    wanted = kind(instructions[name])
-    return [i.name for i in instructions.values() if i.name != name and kind(i) == wanted]
+    meaning = kind(instructions[name])
+    return [i.name for i in instructions.values() if i.name != name and kind(i) == meaning]
 
 
 def _without_names(attributes: str, text: str) -> str:
@@ -144,17 +144,17 @@ def vmem(text: str) -> dict[str, int]:
     """The bytes of VMEM that each kernel of a compiled module takes for windows and scratch."""
     used = r'%(\S+) = .*"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"'
     lines = re.split(r"\n(?=  (?:ROOT )?%)", text)
-    found = (re.search(used, line, re.DOTALL) for line in lines)
-    return {match[1]: int(match[2]) for match in found if match}
+    matches = (re.search(used, line, re.DOTALL) for line in lines)
+    return {match[1]: int(match[2]) for match in matches if match}
 
 
 def constant(i: HloInstruction) -> np.ndarray[Any, Any]:
     """The elements of a constant of integers or of truth values."""
     dims = layout(i.shape)[1]
-    found: list[str] = re.findall(r"true|false|-?\d+", i.body.partition(")")[0])
-    if len(found) != math.prod(dims):
-        raise DumpError(f"constant {i.name} of {math.prod(dims)} elements is dumped as {len(found)}")
-    return np.array([int(_TRUTH.get(x, x)) for x in found], np.int64).reshape(dims)
+    words: list[str] = re.findall(r"true|false|-?\d+", i.body.partition(")")[0])
+    if len(words) != math.prod(dims):
+        raise DumpError(f"constant {i.name} of {math.prod(dims)} elements is dumped as {len(words)}")
+    return np.array([int(_TRUTH.get(x, x)) for x in words], np.int64).reshape(dims)
 
 
 def layout(shape: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -167,14 +167,14 @@ def layout(shape: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int
 
 
 def copied(copy: HloInstruction) -> tuple[int, bool]:
-    """The bytes of an asynchronous copy, and whether VMEM is its target."""
+    """The bytes of an asynchronous copy, and True if VMEM is its target."""
     # copy-start: (target, source, context); slice-start: ((source), target, context).
     target = re.sub(r"^\(\(.*?\}\), |^\(", "", copy.shape)
     return nbytes(target), "S(1)" in target.partition("}")[0]
 
 
 def is_scalar(instruction: HloInstruction) -> bool:
-    """True if it computes one number by itself: the scalar unit does, without a kernel of which there is a dump."""
+    """True if it computes one number by itself: the scalar unit does, and no kernel is dumped."""
     kernels = ("fusion", "reduce", PALLAS)
     return not (instruction.shape.startswith("(") or instruction.opcode in kernels or layout(instruction.shape)[1])
 
@@ -192,7 +192,7 @@ def nbytes(shape: str) -> int:
 
 
 def tiled(array: np.ndarray[Any, Any], shape: str) -> list[int]:
-    """The elements in the order of memory: tiles of the last dims, padded with zeros."""
+    """The elements in the order of memory, for `shape` with its layout: tiles of the last dims, padded with zeros."""
     _, dims, order, tile = layout(shape)
     if order != tuple(reversed(range(len(dims)))):
         raise DumpError(f"an operand in SMEM whose dims are not in order: {shape}")

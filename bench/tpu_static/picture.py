@@ -50,7 +50,7 @@ def draw(rows: Mapping[str, Record], path: Path) -> None:
 
 
 def _percent(row: Record | None, who: str) -> float:
-    """100 × bound / time; 0 where there is no time."""
+    """100 × bound / time; 0 if there is no time."""
     if row is None:
         return 0.0
     record: Record = row[OURS] if who == OURS else row["peers"].get(who, {})

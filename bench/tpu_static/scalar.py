@@ -112,7 +112,7 @@ def _converted(word: int) -> int:
 
 
 def _number(word: int) -> float:
-    """The float32 of those bits."""
+    """The float32 that 32 bits stand for."""
     return struct.unpack("<f", struct.pack("<I", word & _MASK))[0]
 
 
@@ -129,7 +129,7 @@ _VIEWS: dict[str, Callable[[int], float]] = {"s32": signed, "u32": _unsigned, "f
 
 
 def _strict(function: Callable[..., int]) -> Callable[..., Value]:
-    """`function`, or the first operand that is unknown."""
+    """`function` on known operands; its result is the first operand that is unknown, if any is."""
 
     def apply(*operands: Value) -> Value:
         for operand in operands:
@@ -141,7 +141,7 @@ def _strict(function: Callable[..., int]) -> Callable[..., Value]:
 
 
 def _comparison(dtype: str) -> Callable[..., Value] | None:
-    """The comparison of a relation such as `eq.s32.totalorder`; NaN is unordered."""
+    """The comparison of a relation such as `eq.s32.totalorder`, to 0 or 1; None for an unknown relation."""
     relation, kind, *_ = dtype.split(".")
     if kind not in _VIEWS or relation not in _COMPARISONS:
         return None
@@ -160,7 +160,7 @@ def _select(predicate: Value, true: Value, false: Value) -> Value:
 
 
 def _or(a: Value, b: Value) -> Value:
-    """The disjunction: True if one operand is known to be True, even if the other is unknown."""
+    """The disjunction: 1 if any operand is known to be true, even if the other operand is unknown."""
     if any(x and x.__class__ is int for x in (a, b)):
         return 1
     return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else 0
@@ -173,8 +173,8 @@ def _and(a: Value, b: Value) -> Value:
 
 
 def _nand(a: Value, b: Value) -> Value:
-    both = _and(a, b)
-    return both if isinstance(both, Unknown) else int(not both)
+    conjunction = _and(a, b)
+    return conjunction if isinstance(conjunction, Unknown) else int(not conjunction)
 
 
 _LOGIC: dict[str, Callable[..., Value]] = {"scalar_select": _select, "por": _or, "pand": _and, "pnand": _nand}

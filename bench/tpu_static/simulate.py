@@ -37,7 +37,7 @@ class Run:
       read: bytes from HBM.
       written: bytes to HBM.
       dmas: the DMAs started.
-      stored: the words of SMEM that were copied into operands, where all are known, by the operand's number.
+      stored: by the operand's number, the words of SMEM that were copied into it, if all words are known.
     """
 
     bundles: int
@@ -93,12 +93,12 @@ class _Core:
     # --- control ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Run:
-        """Execute bundle after bundle; consecutive bundles without scalar instructions take one step."""
+        """Execute all bundles in order; consecutive bundles without scalar instructions take one step."""
         n = len(self.program)
         following = [n] * (n + 1)  # the next bundle with work, from each
         for i in reversed(range(n)):
             following[i] = i if self.program[i] else following[i + 1]
-        starts = [0] * (n + 1)  # +1 where a stretch begins, -1 behind its end
+        starts = [0] * (n + 1)  # +1 where a stretch begins, -1 after its end
         at = steps = 0
         pending: tuple[int, int] | None = None  # where a branch goes, and bundles until then
         while at < n:
@@ -120,7 +120,7 @@ class _Core:
         return Run(self.cycle, self.stall, executed, self.read, self.written, self.dmas, self.stored)
 
     def step(self, at: int) -> None:
-        """Execute one bundle; registers are written after all of its instructions have read theirs."""
+        """Execute one bundle; registers are written after all of its instructions have read their operands."""
         self.here, self.branch = at, None
         for instruction in self.program[at]:
             instruction()
@@ -129,7 +129,7 @@ class _Core:
         self.writes.clear()
 
     def following_branch(self, pending: tuple[int, int] | None, passed: int) -> tuple[int, int] | None:
-        """The branch that is pending after `passed` bundles: an earlier one, or one of the last bundle."""
+        """The pending branch, as (its target, bundles until then), after `passed` bundles; None if none is pending."""
         if pending is None:
             return None if self.branch is None else (self.branch, self.chip.delay_slots)
         if self.branch is not None:
@@ -147,14 +147,14 @@ class _Core:
         action = self.action(i)
         if not i.predicate:
             return action
-        registers, predicate, wanted = self.registers, i.predicate, not i.negated
+        registers, predicate, needed = self.registers, i.predicate, not i.negated
         undefined = Unknown(f"register {predicate} before it is set")
 
         def guarded() -> None:
             value = registers.get(predicate, undefined)
             if value.__class__ is not int:
                 return self.undecided(i, value)
-            return action() if bool(value) is wanted else None
+            return action() if bool(value) is needed else None
 
         return guarded
 
@@ -227,7 +227,7 @@ class _Core:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def base(self, symbol: str) -> int:
-        """The pointer of a symbol: an odd multiple of a power of two, so that no left shift gives another's."""
+        """The pointer of a symbol: an odd multiple of a power of two, so that no left shift gives another pointer."""
         if symbol not in self.bases:
             self.bases[symbol] = (2 * len(self.bases) + 1) << _SPACING
         return self.bases[symbol]
@@ -266,9 +266,9 @@ class _Core:
         """A word of SMEM."""
         if isinstance(address, Unknown):
             return address
-        found = self.memory.get(address)
-        if found is not None:
-            return found
+        word = self.memory.get(address)
+        if word is not None:
+            return word
         names = {base: symbol for symbol, base in self.bases.items()}
         name = names.get(address >> _SPACING << _SPACING, "an unknown address")
         return Unknown(f"a word of SMEM that nothing has set, in {name}")
@@ -304,19 +304,19 @@ class _Core:
             self.memory[target + k] = unknown if values is None else int(values[k]) if k < len(values) else 0
 
     def number(self, operand: int | str) -> Value:
-        """An operand that is one word."""
+        """The value of an operand that is one word."""
         assert isinstance(operand, int)
         words = self.operands.get(operand)
         return words[0] if words else _not_given(operand)
 
     def store(self, source: int, target: int, words: int) -> None:
         """Copy words of SMEM into an operand."""
-        number, found = self.operand_at(target), [self.memory.get(source + k, 0) for k in range(words)]
-        if number is not None and not any(isinstance(word, Unknown) for word in found):
-            self.stored[number] = [word for word in found if not isinstance(word, Unknown)]
+        number, values = self.operand_at(target), [self.memory.get(source + k, 0) for k in range(words)]
+        if number is not None and not any(isinstance(word, Unknown) for word in values):
+            self.stored[number] = [word for word in values if not isinstance(word, Unknown)]
 
     def operand_at(self, pointer: int) -> int | None:
-        """The number of the operand that begins at a pointer."""
+        """The number of the operand that begins at a pointer; None if none does."""
         for symbol, base in self.bases.items():
             if symbol.startswith("operand ") and pointer in (base << shift for shift in (0, 4, 5)):
                 return int(symbol.split()[1])

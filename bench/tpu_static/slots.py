@@ -21,7 +21,7 @@ class Slots:
     rows: tuple[tuple[int, ...], ...]
 
     def used(self, executed: Sequence[int]) -> dict[str, int]:
-        """The slots of each unit that a run fills, given how often each bundle is executed."""
+        """The number of slots of each unit that a run fills; `executed` counts the executions of each bundle."""
         if abs(len(self.rows) - len(executed)) > 1:
             raise DumpError(f"a table of {len(self.rows)} bundles for a program of {len(executed)}")
         totals = dict.fromkeys(self.capacity, 0)

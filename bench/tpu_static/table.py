@@ -64,12 +64,21 @@ def _cells(name: str, record: Record, bound: float) -> tuple[str, ...]:
 
 
 class Aim:
-    """A limit for one of our times, as a multiple of something; `note` is printed behind the verdict."""
+    """A limit for our time, as a multiple of a baseline; `note` is printed after the verdict.
 
-    def __init__(self, key: str, what: str, ours: float, other: float, limit: float, note: str = "") -> None:
-        self.ratio, self.limit = ours / other if other else math.nan, limit
+    Args:
+      key: "case chip".
+      yardstick: the name of the baseline.
+      ours: our time.
+      baseline: another time, in the same unit.
+      limit: the largest ratio of the times.
+      note: a remark.
+    """
+
+    def __init__(self, key: str, yardstick: str, ours: float, baseline: float, limit: float, note: str = "") -> None:
+        self.ratio, self.limit = ours / baseline if baseline else math.nan, limit
         verdict = "met" if self.met else "NOT MET" if math.isfinite(self.ratio) else "unknown"
-        self.text = f"aim: {key}: {self.ratio:.3f} × {what}, at most {limit:g}: {verdict}{note}"
+        self.text = f"aim: {key}: {self.ratio:.3f} × {yardstick}, at most {limit:g}: {verdict}{note}"
 
     @property
     def met(self) -> bool:
@@ -78,31 +87,31 @@ class Aim:
 
 
 def aims(rows: Mapping[str, Record]) -> list[Aim]:
-    """The aims of the estimate: attention not behind the best splash attention, all others near the bound.
+    """The aims of the estimate: attention as fast as the best splash attention, all other kernels near the bound.
 
     Attention's programs are compared each from its own layout and on the same arrays, and kernels alone.
     """
-    made: list[Aim] = []
+    limits: list[Aim] = []
     for machine in ("v5e", "v6e", "7x"):
         name, limit = "attention s4096 d128 causal", 0.95 if machine == "v5e" else 1.0
-        for case, what, how in (
+        for case, time, how in (
             (name, "us", ""),
             (name, "pallas_us", ", kernels alone"),
             (f"{name} projected", "us", ""),
         ):
             if (key := f"{case} {machine}") in rows:
                 own, splash = rows[key][OURS], rows[key]["peers"]["splash"]
-                made.append(Aim(key, f"best splash{how}", own.get(what, math.nan), splash.get(what, math.nan), limit))
+                limits.append(Aim(key, f"best splash{how}", own.get(time, math.nan), splash.get(time, math.nan), limit))
     if (key := "matmul 4096 v5e") in rows:
-        made.append(Aim(key, "the MXU's time", _us(rows[key][OURS]), rows[key]["bound"], 1.08))
-    others = {key: row for key, row in rows.items() if not key.startswith(("attention", "backward", "decode"))}
-    for key, row in others.items():
-        made.append(Aim(key, "the bound", _us(row[OURS]), row["bound"], NEAR, _busiest(row[OURS])))
-    return made
+        limits.append(Aim(key, "the MXU's time", _us(rows[key][OURS]), rows[key]["bound"], 1.08))
+    further_rows = {key: row for key, row in rows.items() if not key.startswith(("attention", "backward", "decode"))}
+    for key, row in further_rows.items():
+        limits.append(Aim(key, "the bound", _us(row[OURS]), row["bound"], NEAR, _busiest(row[OURS])))
+    return limits
 
 
 def _busiest(record: Mapping[str, Any]) -> str:
-    """The unit whose slots are filled most: few cycles are to be gained where that is nearly all of them."""
+    """A remark on the unit with the largest share of filled slots: if that is near 100 %, few cycles can be gained."""
     use: Mapping[str, float] = record.get("use") or {}
     unit = max(use, key=lambda name: use[name], default=None)
     return "" if unit is None else f" ({unit} {100 * use[unit]:.0f} %)"

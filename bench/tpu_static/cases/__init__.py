@@ -3,7 +3,7 @@
 case        the parts of every case
 attention   attention, its backward pass and decoding
 measured    a kernel and `jnp` formulas on the same arrays, forward or with gradient
-products    matrix products; `grouped`: those of groups of rows
+products    matrix products; `grouped`: products of groups of rows
 rows        softmax, norms and the step of AdamW
 recurrences linear attention, delta rules, scans and convolutions
 losses      cross entropy and distillation
@@ -34,9 +34,9 @@ SMALL: tuple[Case, ...] = (
 
 
 def program(case: str, contestant: str, chip: str) -> Program:
-    """The function and the arguments of a contestant in a `Measured` case: what a child process compiles."""
-    (found,) = {c for c in (*CASES, *SMALL) if isinstance(c, Measured) and c.name == case}
-    return found.program(contestant, chip)
+    """The function and the arguments of a contestant in a `Measured` case, which a child process compiles."""
+    (match,) = {c for c in (*CASES, *SMALL) if isinstance(c, Measured) and c.name == case}
+    return match.program(contestant, chip)
 
 
 __all__ = ["CASES", "SMALL", "Case", "program"]

@@ -23,10 +23,10 @@ class Attention(Case):
     """Attention of `HEADS` heads over one sequence.
 
     Attributes:
-      size: the sequence.
-      head_dim: of queries, keys and values.
-      causal: whether queries see the keys up to their own position only.
-      projected: whether all contestants take and give [sequence, heads · head_dim], what projections give and take;
+      size: the length of the sequence.
+      head_dim: the width of queries, keys and values.
+      causal: True if queries see only the keys up to their own position.
+      projected: True if all contestants take and return [sequence, heads · head_dim], as projections return and take;
         else each takes its favourite layout.
     """
 
@@ -75,7 +75,7 @@ args = [jax.ShapeDtypeStruct({shape}, "bfloat16")] * 3
 
 @dataclass(frozen=True)
 class Backward(Case):
-    """All that causal attention's backward pass does, from the results of the forward pass and a cotangent."""
+    """The whole backward pass of causal attention, from the results of the forward pass and a cotangent."""
 
     size: int
     head_dim: int
@@ -100,7 +100,7 @@ class Backward(Case):
         return _backward(self, chip)
 
     def peers(self) -> Mapping[str, str]:
-        """Splash attention's, in two kernels and in one."""
+        """The backward passes of splash attention, in two kernels and in one."""
         fitting = [b for b in BACKWARD_BLOCKS if max(b) <= self.size]
         kinds = (("splash", False), ("splash-fused", True))
         return {f"{name} {_name(b)}": _splash_backward(self, b, fused) for name, fused in kinds for b in fitting}
@@ -108,7 +108,7 @@ class Backward(Case):
 
 @dataclass(frozen=True)
 class Decode(Case):
-    """Attention of one query, of `HEADS` heads that share two of keys and values, for a batch of four."""
+    """Attention of one query of `HEADS` heads, which share two heads of keys and values, for a batch of four."""
 
     size: int
     head_dim: int
@@ -166,10 +166,10 @@ def _of_projections(case: Attention, setup: str, call: str, shape: str, transpos
 
     Args:
       case: the case.
-      setup: source of what `call` needs.
+      setup: source to run before, such as imports.
       call: source of attention on q, k and v.
-      shape: what it takes, as [sequence, heads, head_dim] before a transposition.
-      transposed: whether it takes [heads, sequence, head_dim].
+      shape: the shape of its arrays, as [sequence, heads, head_dim] before a transposition.
+      transposed: True if its arrays are [heads, sequence, head_dim].
     """
     turn = ".transpose(1, 0, 2)" if transposed else ""
     flat = f"({case.size}, {HEADS * case.head_dim})"
@@ -185,18 +185,18 @@ args = [jax.ShapeDtypeStruct({flat}, "bfloat16")] * 3
 
 def _decode(case: Decode, setup: str, attention: str) -> str:
     """The program of `attention(q, k, v)` on keys and values that are kept as [batch, sequence, heads · head_dim]."""
-    kept = f"(4, {case.size}, 2, {case.head_dim})"
+    cache_shape = f"(4, {case.size}, 2, {case.head_dim})"
     return f"""
 import jax
 {setup}
-fn = lambda q, k, v: {attention}(q, k.reshape{kept}, v.reshape{kept})
+fn = lambda q, k, v: {attention}(q, k.reshape{cache_shape}, v.reshape{cache_shape})
 cache = jax.ShapeDtypeStruct((4, {case.size}, {2 * case.head_dim}), "bfloat16")
 args = [jax.ShapeDtypeStruct((4, 1, {HEADS}, {case.head_dim}), "bfloat16"), cache, cache]
 """
 
 
 def _backward(case: Backward, chip: str) -> str:
-    """The program of the backward pass: cotangents of query, key and value from those of out."""
+    """The program of the backward pass: cotangents of query, key and value from the cotangent of out."""
     wide, rows = (1, case.size, HEADS, case.head_dim), (1, case.size, HEADS)
     return f"""
 import jax

@@ -9,7 +9,7 @@ from bench.tpu_static.chips import Chip
 
 
 class Case(ABC):
-    """A computation on arrays of one size, and who does it."""
+    """A computation on arrays of one size, and its contestants."""
 
     @property
     @abstractmethod
@@ -37,7 +37,7 @@ class Case(ABC):
 
     @abstractmethod
     def peers(self) -> Mapping[str, str]:
-        """The programs of peers, by "peer setting"; of each peer the fastest counts."""
+        """The programs of peers, by "peer setting"; of each peer the fastest setting counts."""
 
     def bound(self, machine: Chip) -> float:
         """The lower bound of the time, in microseconds, by the matrix units or the HBM of a device."""

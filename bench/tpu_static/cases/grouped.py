@@ -1,6 +1,6 @@
 """Products of groups of rows, beside XLA's `ragged_dot`, JAX's megablox and, where it is installed, tokamax.
 
-Group sizes are those of a random router. They are constants of the programs, so that the simulation knows them.
+Group sizes come from a random router. They are constants of the programs, so that the simulation knows them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Tiling = tuple[int, int, int]
 """Rows, inner dim, columns."""
 
 # megablox' default of 128³ is left out: it takes 5 to 10 times as long. On v5e 512 rows take 1.1 to 1.2 times the time
-# of 256, and tokamax' kernels differ from those of megablox by less than 1 %: one setting stands for the others where
-# there are three products to compile.
+# of 256, and tokamax' kernels differ from megablox' by less than 1 %: one setting stands for all settings where three
+# products have to be compiled.
 TILINGS: tuple[Tiling, ...] = ((256, 1024, 1024), (512, 1024, 1024), (256, 2048, 1024))
 
 _MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
@@ -49,21 +49,21 @@ def _evaluated(module: Any, name: str) -> Any:
     """A context in which a function of group sizes is evaluated while traced, so that its results are constants."""
     function = getattr(module, name)
 
-    def known(*arguments: Any, **keywords: Any) -> Any:
+    def evaluated(*arguments: Any, **keywords: Any) -> Any:
         with jax.ensure_compile_time_eval():
             return function(*arguments, **keywords)
 
-    return mock.patch.object(module, name, known)
+    return mock.patch.object(module, name, evaluated)
 
 
 def _with_known_ends(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of ours, whose ends of groups are constants."""
 
-    def known(*arguments: Any, **keywords: Any) -> Any:
+    def with_constants(*arguments: Any, **keywords: Any) -> Any:
         with _evaluated(api, "ends_of"):
             return function(*arguments, **keywords)
 
-    return known
+    return with_constants
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def _product(shape: Shape) -> tuple[Measured, Measured]:
     formulas = {"xla": jax.lax.ragged_dot} | _kernels(shape, TILINGS, lambda kernels: kernels.product)
     case = Measured(f"ragged_dot {shape.name}", _with_known_ends(ragged_dot), arguments, formulas, _flops(shape))
     _, trained = with_gradient(case, (0, 1))
-    one = f"megablox {_name(TILINGS[0])}", _differentiable(_Kernels(_MEGABLOX, TILINGS[0]))
-    return case, replace(trained, formulas={"xla": jax.lax.ragged_dot} | dict([one]))
+    of_megablox = f"megablox {_name(TILINGS[0])}", _differentiable(_Kernels(_MEGABLOX, TILINGS[0]))
+    return case, replace(trained, formulas={"xla": jax.lax.ragged_dot} | dict([of_megablox]))
 
 
 def _contracting(shape: Shape) -> Measured:
@@ -126,12 +126,12 @@ def _scaled(case: ScaledCase, kind: str) -> Measured:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The grouped products of megablox, or of tokamax, which has made more of it.
+    """The grouped products of megablox, or of tokamax, whose kernels are derived from megablox'.
 
     Attributes:
-      module: where they are.
-      tiling: of all of them.
-      first: what tokamax' functions take before the dtype of the result.
+      module: the module of the functions.
+      tiling: the tiling of all products.
+      first: arguments of tokamax' functions before the dtype of the result.
     """
 
     module: str
@@ -156,12 +156,12 @@ class _Kernels:
 def _kernels(
     shape: Shape, tilings: Sequence[Tiling], function: Callable[[_Kernels], Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """A function of the kernels of others, by "peer setting"."""
+    """A function of the kernels of other libraries, by "peer setting"."""
     fitting = [tiling for tiling in tilings if tiling[1] <= shape.inner]
-    made = {f"megablox {_name(tiling)}": _Kernels(_MEGABLOX, tiling) for tiling in fitting}
+    by_setting = {f"megablox {_name(tiling)}": _Kernels(_MEGABLOX, tiling) for tiling in fitting}
     if importlib.util.find_spec("tokamax") is not None:
-        made[f"tokamax {_name(fitting[0])}"] = _Kernels(_TOKAMAX, fitting[0], (None,))
-    return {setting: function(kernels) for setting, kernels in made.items()}
+        by_setting[f"tokamax {_name(fitting[0])}"] = _Kernels(_TOKAMAX, fitting[0], (None,))
+    return {setting: function(kernels) for setting, kernels in by_setting.items()}
 
 
 def _name(tiling: Tiling) -> str:
@@ -176,9 +176,9 @@ def _differentiable(kernels: _Kernels) -> Callable[..., Any]:
         def of_both(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
             return kernels.product(lhs, rhs, sizes)
 
-        def backward(both: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-            of_lhs = kernels.product(cotangent, both[1], sizes, transpose_rhs=True)
-            return of_lhs, kernels.contracting(both[0], cotangent, sizes)
+        def backward(operands: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+            of_lhs = kernels.product(cotangent, operands[1], sizes, transpose_rhs=True)
+            return of_lhs, kernels.contracting(operands[0], cotangent, sizes)
 
         def forward(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             return of_both(lhs, rhs), (lhs, rhs)

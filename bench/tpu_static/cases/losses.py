@@ -20,8 +20,8 @@ from tilekern.kernels.distillation.cases import CASES as DISTILLATIONS
 def _cross_entropy(case: Any) -> tuple[Measured, Measured]:
     arguments = types(lambda: case.arrays(jax.random.key(0), jnp.bfloat16))
     flops = 2 * case.tokens * case.width * case.vocabulary
-    made = Measured(f"cross_entropy {case.name}", cross_entropy, arguments, {"xla": _cross_entropy_by_xla}, flops)
-    return with_gradient(made, (0, 1))
+    forward = Measured(f"cross_entropy {case.name}", cross_entropy, arguments, {"xla": _cross_entropy_by_xla}, flops)
+    return with_gradient(forward, (0, 1))
 
 
 def _cross_entropy_by_xla(hidden: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
@@ -36,8 +36,8 @@ def _distillation(case: Any) -> tuple[Measured, Measured]:
     of_student, of_teacher = (2 * case.tokens * n * case.vocabulary for n in (case.width, case.of_teacher))
     formula = partial(naive, case.divergence)
     function = partial(distillation, divergence=case.divergence)
-    made = Measured(f"distillation {case.name}", function, arguments, {"xla": formula}, of_student + of_teacher)
-    return with_gradient(made, (0, 1), 3 * of_student + of_teacher)
+    forward = Measured(f"distillation {case.name}", function, arguments, {"xla": formula}, of_student + of_teacher)
+    return with_gradient(forward, (0, 1), 3 * of_student + of_teacher)
 
 
 CASES: tuple[Case, ...] = (*_cross_entropy(CROSS_ENTROPIES[1]), *_distillation(DISTILLATIONS[0]))

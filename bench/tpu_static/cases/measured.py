@@ -39,12 +39,12 @@ class Measured(Case):
       title: the name.
       kernel: our function; it takes `target`.
       arguments: makes the types of the arguments, and NumPy arrays where values decide how much is computed.
-      formulas: the peers' functions, by "peer setting". Each takes the arguments, and returns what the kernel returns.
-      operations: of the products, see `flops`.
-      dtype: of the products' operands.
+      formulas: the peers' functions, by "peer setting". Each takes the kernel's arguments and returns its results.
+      operations: the operations of the products, see `flops`.
+      dtype: the dtype of the products' operands.
       pulled: the numbers of the arguments whose gradients are computed, too; () for the forward pass alone.
       donated: the numbers of the arguments that results may overwrite.
-      alone: whether the formulas only say what the results are: the compiler takes too long for them.
+      alone: True if the formulas only define the results, because they take too long to compile.
     """
 
     title: str
@@ -74,10 +74,10 @@ class Measured(Case):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arguments and the results; a gradient's results are those of the forward pass, too."""
-        made = self.program(next(iter(self.formulas)), "")
-        results = jax.eval_shape(made.fn, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in made.args))
-        return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves((made.args, results)))
+        """Bytes of the arguments and the results; with gradients, the forward pass's results count, too."""
+        program = self.program(next(iter(self.formulas)), "")
+        results = jax.eval_shape(program.fn, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.args))
+        return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves((program.args, results)))
 
     def ours(self, chip: str) -> str:
         """The program of our kernel."""
@@ -100,7 +100,7 @@ class Measured(Case):
 
 
 def with_gradient(case: Measured, pulled: tuple[int, ...], operations: int | None = None) -> tuple[Measured, Measured]:
-    """A case, and that of its forward and backward pass: three products in the place of one, if not given."""
+    """A case, and the case of its forward and backward pass; None for three times its operations."""
     operations = 3 * case.operations if operations is None else operations
     return case, replace(case, title=f"{case.title} + gradient", pulled=pulled, operations=operations)
 
@@ -111,21 +111,24 @@ def types(make: Callable[[], Any]) -> Callable[[], Arguments]:
 
 
 def _with_gradient(function: Function, pulled: tuple[int, ...], count: int) -> Function:
-    """(arguments, cotangents) -> the results of a function, and the gradients of some arguments."""
+    """A function (*arguments, *cotangents) -> (the results of `function`, the gradients by the arguments `pulled`).
 
-    def both(*given: Any) -> Any:
-        arguments, cotangents = given[:count], given[count:]
+    `count` is the number of the arguments.
+    """
+
+    def run(*operands: Any) -> Any:
+        arguments, cotangents = operands[:count], operands[count:]
 
         def of_some(*some: Any) -> Any:
-            every = list(arguments)
+            replaced = list(arguments)
             for number, x in zip(pulled, some, strict=True):
-                every[number] = x
-            return function(*every)
+                replaced[number] = x
+            return function(*replaced)
 
         out, pull = cast(Any, jax.vjp(of_some, *(arguments[number] for number in pulled)))
         return out, pull(cotangents if isinstance(out, tuple) else cotangents[0])
 
-    return both
+    return run
 
 
 def _source(case: str, contestant: str, chip: str) -> str:

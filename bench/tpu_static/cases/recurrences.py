@@ -38,8 +38,8 @@ def _both(
     keywords = getattr(case, "keywords", {})
     arguments = types(lambda: case.arrays(jax.random.key(0), jnp.bfloat16))
     functions = {setting: _first(function, **keywords) for setting, function in peers.items()}
-    made = Measured(f"{name} {case.name}", _first(kernel, **keywords), arguments, functions, flops)
-    return with_gradient(made, pulled)
+    forward = Measured(f"{name} {case.name}", _first(kernel, **keywords), arguments, functions, flops)
+    return with_gradient(forward, pulled)
 
 
 def _ssd(case: Any) -> tuple[Measured, Measured]:
@@ -51,8 +51,8 @@ def _ssd(case: Any) -> tuple[Measured, Measured]:
         return value, decays, of_heads, of_keys, of_keys, of_heads
 
     flops = 4 * case.batch * case.tokens * case.heads * case.depth * case.width
-    made = Measured(f"ssd {case.name}", _first(ssd), arguments, {"xla": _first(formulas.ssd)}, flops)
-    return _trained_alone(with_gradient(made, (0, 1, 2, 3, 4, 5)))
+    forward = Measured(f"ssd {case.name}", _first(ssd), arguments, {"xla": _first(formulas.ssd)}, flops)
+    return _trained_alone(with_gradient(forward, (0, 1, 2, 3, 4, 5)))
 
 
 def _delta_rule(case: Any, name: str) -> tuple[Measured, Measured]:

@@ -24,8 +24,8 @@ from tilekern.kernels.softmax import softmax
 
 
 def _named(cases: Any, name: str) -> Any:
-    (found,) = (case for case in cases if case.name == name)
-    return found
+    (match,) = (case for case in cases if case.name == name)
+    return match
 
 
 def _softmax(n: int) -> Measured:
