@@ -42,7 +42,7 @@ def measure() -> Iterator[Result]:
 
 
 def _arrays(dtype: str) -> tuple[jax.Array, jax.Array]:
-    """A weight and its gradient."""
+    """A weight and its gradient, standard normal, of shape `SHAPE`."""
     weight, gradient = (jax.random.normal(k, SHAPE, dtype) for k in jax.random.split(jax.random.key(0)))
     return weight, gradient
 

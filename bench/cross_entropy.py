@@ -70,8 +70,8 @@ def _with_gradient(
     def of_floats(hidden: jax.Array, weight: jax.Array) -> jax.Array:
         return loss(hidden, weight, labels)
 
-    found, pull = cast(Any, jax.vjp(of_floats, hidden, weight))
-    return found, pull(cotangent.astype(found.dtype))
+    losses, pull = cast(Any, jax.vjp(of_floats, hidden, weight))
+    return losses, pull(cotangent.astype(losses.dtype))
 
 
 def naive(hidden: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
@@ -86,5 +86,5 @@ def _sizes(case: Case) -> str:
 
 
 def _megabytes(run: Any, *arrays: Any) -> float:
-    """Temporary memory of a program, by XLA's account."""
+    """Megabytes of a program's temporary memory, by XLA's account."""
     return run.lower(*arrays).compile().memory_analysis().temp_size_in_bytes / 1e6

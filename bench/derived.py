@@ -1,4 +1,4 @@
-"""Derivatives that are derived from the block IR, compared with those that are written by hand.
+"""Derivatives that are derived from the block IR, compared with derivatives that are written by hand.
 
 `measure` times them on CPUs. `python -m bench.derived [CHIP]` estimates the gradients' time on a TPU, see `tpu_static`.
 """
@@ -138,11 +138,11 @@ def main(chip: str = "v5e") -> None:
     """Print microseconds of the gradients of bfloat16 arrays on a TPU, with XLA's own programs around the kernels."""
     for name, (derived, stated, xla, shapes) in CASES.items():
         out = jax.eval_shape(xla, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)).shape
-        found = {
+        estimates = {
             kind: estimate(_program(function.__name__, kind, (out, *shapes), chip), chip)
             for kind, function in {"derived": derived, "stated": stated}.items()
         }
-        took = {kind: sum(kernel.us for kernel in kernels) for kind, kernels in found.items()}
+        took = {kind: sum(kernel.us for kernel in kernels) for kind, kernels in estimates.items()}
         print(f"{name}: derived {took['derived']:.0f} µs, stated {took['stated']:.0f} µs")
 
 

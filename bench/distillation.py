@@ -18,7 +18,7 @@ from tilekern.kernels.distillation import distillation
 from tilekern.kernels.distillation.cases import Case
 
 CASE = Case("bench", tokens=1024, width=512, of_teacher=1024, vocabulary=32768)
-# Missed by that of Jensen and Shannon in float32: it computes both logits twice, and its backward pass once more.
+# The divergence of Jensen and Shannon misses it in float32: it computes both logits twice, and in its gradient again.
 TIME_LIMIT = 1.0
 MEMORY_LIMIT, GRADIENT_MEMORY_LIMIT = 1 / 20, 0.06
 DIVERGENCES = ("forward_kl", "jensen_shannon")
@@ -39,11 +39,11 @@ def _compare(case: Case, dtype: str) -> Iterator[Result]:
         "ours": partial(distillation, divergence=case.divergence, target=target),
         "theirs": partial(naive, case.divergence),
     }
-    for way, made, memory_limit in (
+    for way, wrap, memory_limit in (
         ("", _forward, MEMORY_LIMIT),
         (" and its gradient", _with_gradient, GRADIENT_MEMORY_LIMIT),
     ):
-        runs = {name: cast(Any, jax.jit(partial(made, function))) for name, function in functions.items()}
+        runs = {name: cast(Any, jax.jit(partial(wrap, function))) for name, function in functions.items()}
         times = take_turns({n: clock(cast(Contestant, partial(run, *arrays))) for n, run in runs.items()}, rounds=3)
         name = f"distillation, {case.divergence}{way}, {case.tokens}×{case.vocabulary}, D={case.width} of "
         name += f"{case.of_teacher}, {dtype}, {target}"

@@ -24,16 +24,19 @@ _einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
 def linear_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, log_decay: jax.Array, *, chunk: int = CHUNK
 ) -> tuple[jax.Array, jax.Array]:
-    """`linear_attention` of tilekern: products of all chunks at once, and a scan over their states."""
+    """`linear_attention` of tilekern: products of all chunks at once, and a scan over their states.
+
+    Returns out[B, T, H, V] in the dtype of value, and the last state float32[B, H, K, V].
+    """
     q, k, v, decays = _chunks(chunk, query, key, value, log_decay)
     sums = jnp.cumsum(decays, axis=2)
     scores = _einsum("bnihk,bnjhk->bnijh", q, k) * _between(sums)
     inner = _einsum("bnijh,bnjhv->bnihv", scores.astype(v.dtype), v)
-    kept = (k * jnp.exp(sums[:, :, -1:] - sums)[..., None]).astype(v.dtype)
-    added = _einsum("bnjhk,bnjhv->bnhkv", kept, v)
+    decayed = (k * jnp.exp(sums[:, :, -1:] - sums)[..., None]).astype(v.dtype)
+    added = _einsum("bnjhk,bnjhv->bnhkv", decayed, v)
 
-    def step(state: jax.Array, one: Any) -> tuple[jax.Array, jax.Array]:
-        total, new = one
+    def step(state: jax.Array, of_chunk: Any) -> tuple[jax.Array, jax.Array]:
+        total, new = of_chunk
         return state * jnp.exp(total)[..., None, None] + new, state
 
     start = jnp.zeros((*added.shape[:1], *added.shape[2:]), jnp.float32)
@@ -53,7 +56,7 @@ def ssd(
     *,
     by: Callable[..., Any] = linear_attention,
 ) -> tuple[jax.Array, jax.Array]:
-    """`ssd` of tilekern by some linear attention."""
+    """`ssd` of tilekern by the linear attention `by`."""
     value = (x.astype(jnp.float32) * dt[..., None]).astype(x.dtype)
     out, state = by(c, b, value, dt * a)
     return (out.astype(jnp.float32) + d[:, None] * x.astype(jnp.float32)).astype(x.dtype), state
@@ -64,8 +67,11 @@ def gated_delta_rule(
 ) -> tuple[jax.Array, jax.Array]:
     """`gated_delta_rule` of tilekern in chunks (Yang et al. 2024, https://arxiv.org/abs/2412.06464, section 3.3).
 
-    Decays of channels, log_decay[B, T, H, K], are those of Kimi. A factor exp(-Σ log_decay) is held below e⁸⁰ there: a
-    formula with products alone, which loses digits where the decays of a chunk are stronger.
+    Kimi has decays of channels, log_decay[B, T, H, K]. A factor exp(-Σ log_decay) is held below e⁸⁰ there: a formula
+    with products alone, which loses digits where the decays of a chunk are stronger.
+
+    Returns:
+      out[B, T, H, V] in the dtype of value, and the last state float32[B, H, K, V].
 
     Args:
       query: [B, T, G, K].
@@ -90,22 +96,22 @@ def gated_delta_rule(
         scores = _einsum("bnihk,bnjhk->bnhij", q, k) * between
         a = _einsum("bnihk,bnjhk->bnhij", k, k) * between
     a = jnp.tril(a, -1) * jnp.moveaxis(rates, 3, 2)[..., None]
-    known = rates[..., None] * k * jnp.exp(of_keys)
-    both = jnp.moveaxis(jnp.concatenate([rates[..., None] * v, known], axis=-1), 3, 2)
-    found = _solved(a, both.astype(jnp.float32))
+    keyed = rates[..., None] * k * jnp.exp(of_keys)
+    targets = jnp.moveaxis(jnp.concatenate([rates[..., None] * v, keyed], axis=-1), 3, 2)
+    solutions = _solved(a, targets.astype(jnp.float32))
     width = v.shape[-1]
-    alone, of_state = found[..., :width], narrow(found[..., width:])
+    alone, of_state = solutions[..., :width], narrow(solutions[..., width:])
     read = narrow(q * jnp.exp(of_keys))
-    kept = narrow(k * jnp.exp(of_keys[:, :, -1:] - of_keys))
+    decayed = narrow(k * jnp.exp(of_keys[:, :, -1:] - of_keys))
 
-    def step(state: jax.Array, one: Any) -> tuple[jax.Array, jax.Array]:
-        alone, of_state, scores, read, kept, total = one
+    def step(state: jax.Array, of_chunk: Any) -> tuple[jax.Array, jax.Array]:
+        alone, of_state, scores, read, decayed, total = of_chunk
         added = narrow(alone - _einsum("bhik,bhkv->bhiv", of_state, narrow(state)))
         out = _einsum("bihk,bhkv->bihv", read, narrow(state)) + _einsum("bhij,bhjv->bihv", narrow(scores), added)
-        return state * jnp.exp(total)[..., None] + _einsum("bjhk,bhjv->bhkv", kept, added), narrow(out)
+        return state * jnp.exp(total)[..., None] + _einsum("bjhk,bhjv->bhkv", decayed, added), narrow(out)
 
     start = jnp.zeros((*k.shape[:1], *k.shape[3:], width), jnp.float32)
-    chunks = [_first(x) for x in (alone, of_state, scores, read, kept, of_keys[:, :, -1])]
+    chunks = [_first(x) for x in (alone, of_state, scores, read, decayed, of_keys[:, :, -1])]
     last, out = jax.lax.scan(step, start, tuple(chunks))
     return jnp.moveaxis(out, 0, 1).reshape(value.shape), last
 
@@ -125,11 +131,11 @@ def _solved(a: jax.Array, x: jax.Array) -> jax.Array:
     return product(inverse, x)
 
 
-def _chunks(chunk: int, query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array) -> list[jax.Array]:
-    """All as [B, N, C, H, ...], for N chunks of C tokens; heads that share a query have a copy each."""
+def _chunks(chunk: int, query: jax.Array, key: jax.Array, value: jax.Array, *gates: jax.Array) -> list[jax.Array]:
+    """All arrays as [B, N, C, H, ...], for N chunks of C tokens; heads that share a query have a copy each."""
     heads = value.shape[2]
     wide = [jnp.repeat(x, heads // x.shape[2], axis=2) for x in (query, key)]
-    return [x.reshape(x.shape[0], -1, chunk, *x.shape[2:]) for x in (*wide, value, *others)]
+    return [x.reshape(x.shape[0], -1, chunk, *x.shape[2:]) for x in (*wide, value, *gates)]
 
 
 def _between(sums: jax.Array) -> jax.Array:
@@ -140,7 +146,7 @@ def _between(sums: jax.Array) -> jax.Array:
 
 
 def _first(x: jax.Array) -> jax.Array:
-    """[N, B, ...] of [B, N, ...]."""
+    """x[B, N, ...] as [N, B, ...]."""
     return jnp.moveaxis(x, 1, 0)
 
 
@@ -182,7 +188,7 @@ def selective_scan(
 
 
 def _doubled(factors: jax.Array, terms: jax.Array) -> jax.Array:
-    """h_t = factors_t h_{t-1} + terms_t along the second dim."""
+    """All h_t = factors_t h_{t-1} + terms_t along the second dim, stacked like `terms`."""
 
     def after(left: Any, right: Any) -> Any:
         return left[0] * right[0], right[0] * left[1] + right[1]
@@ -218,7 +224,7 @@ def mixture(
     chosen: int,
     dtype: Any = None,
 ) -> jax.Array:
-    """A mixture of experts: all experts for all tokens, of which the weights of `chosen` ones are not 0."""
+    """A mixture of experts, x[T, H] to [T, H]: all experts for all tokens, where only `chosen` weights are not 0."""
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
     _, experts = jax.lax.top_k(logits, chosen)
     weights = jax.nn.softmax(logits, where=jax.nn.one_hot(experts, logits.shape[1]).sum(1) > 0)

@@ -30,7 +30,7 @@ def _layer_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
 
 
 def _group_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    """Of the first level of Stable Diffusion's U-Net, with its activation."""
+    """The group norm of the first level of Stable Diffusion's U-Net, with its activation."""
     case = GROUP_NORMS[0]
 
     def ours(*arrays: jax.Array, target: str | None = None) -> jax.Array:
@@ -58,7 +58,7 @@ def _rms_norm_rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
 
 
 def _fused_matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    """With a bias, an activation and a residual."""
+    """A product with a bias, an activation and a residual."""
 
     def epilogue(product: jax.Array, bias: jax.Array, residual: jax.Array) -> jax.Array:
         return jax.nn.gelu(product + bias) + residual
@@ -76,7 +76,7 @@ def _matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
 
 
 def _ragged_dot(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    """On CPUs XLA multiplies all rows by each matrix, and so it does for the gradient."""
+    """A grouped product. On CPUs XLA multiplies all rows by each matrix, and so it does for the gradient."""
     (case,) = (case for case in GROUPS if case.name == "square")
     _, _, sizes = case.arrays(jax.random.key(1), jnp.float32)
 
@@ -124,27 +124,27 @@ LIMITS = {
 def measure() -> Iterator[Result]:
     """All results of this file."""
     targets = ["cpu:xla"] if host() is None else ["cpu:llvm", "cpu:xla"]
-    for made, limit in LIMITS.items():
+    for build, limit in LIMITS.items():
         for dtype in DTYPES:
-            yield from _compare(made, dtype, targets, limit)
+            yield from _compare(build, dtype, targets, limit)
 
 
-def _compare(made: Callable[..., Any], dtype: str, targets: list[str], limit: float) -> Iterator[Result]:
+def _compare(build: Callable[..., Any], dtype: str, targets: list[str], limit: float) -> Iterator[Result]:
     keys = iter(jax.random.split(jax.random.key(0), 8))
 
     def random(*shape: int) -> jax.Array:
         return jax.random.normal(next(keys), shape, dtype)
 
-    kernel, formula, *arrays = made(random)
+    kernel, formula, *arrays = build(random)
     out = jax.eval_shape(kernel, *arrays)
     cotangent = jax.random.normal(next(keys), out.shape, out.dtype)
 
     def call(function: Callable[..., jax.Array]) -> Callable[[], Any]:
-        def both(cotangent: jax.Array, *arrays: jax.Array) -> Any:
+        def with_gradient(cotangent: jax.Array, *arrays: jax.Array) -> Any:
             value, pull = cast(Any, jax.vjp(function, *arrays))
             return value, pull(cotangent)
 
-        run = cast(Callable[..., Any], jax.jit(both))
+        run = cast(Callable[..., Any], jax.jit(with_gradient))
         return lambda: run(cotangent, *arrays)
 
     contestants = {target: call(partial(kernel, target=target)) for target in targets} | {"theirs": call(formula)}

@@ -19,7 +19,7 @@ from tilekern.training.muon import COEFFICIENTS
 
 LIMIT = 1.0
 DTYPES = ("float32", "bfloat16")
-# Of GPT-2 medium: attention's square, and the MLP's.
+# Matrices of GPT-2 medium: of attention, and of the MLP.
 SHAPES = ((1024, 1024), (1024, 4096))
 _ROUNDS = 5
 

@@ -1,4 +1,4 @@
-"""Grouped products, compared with `jax.lax.ragged_dot` and with one product of that size; those with scales, too."""
+"""Grouped products, plain and with scales, compared with `jax.lax.ragged_dot` and with one product of that size."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def dequantised(
 def of_int32(
     lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, rhs_scale: jax.Array, lhs_scale: jax.Array
 ) -> jax.Array:
-    """Sums of integers, and scales of rows and columns behind them."""
+    """The product as sums of integers in int32, which the scales of rows and columns multiply afterwards."""
     sums = jax.lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=jnp.int32)
     group = jnp.repeat(jnp.arange(rhs.shape[0]), sizes, total_repeat_length=lhs.shape[0])
     return (sums * lhs_scale * rhs_scale[group, 0]).astype(jnp.bfloat16)

@@ -23,11 +23,11 @@ from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
 from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 
 DTYPES = ("float32", "bfloat16")
-# Of chunks or sums in `jnp`, and of scans.
+# The time relative to chunks or sums in `jnp`, and to scans.
 LIMIT, SCAN_LIMIT = 1.0, 0.3
 _ROUNDS = 3
 _SIZES = ("tokens", "heads", "channels", "depth", "width")
-_DELTA_TOKENS = 1024  # the gradient of the scan keeps the state of each token: 26 GB for 4096 of them
+_DELTA_TOKENS = 1024  # the gradient of the scan keeps the state of each token: 26 GB for 4096 tokens
 
 
 def measure() -> Iterator[Result]:
@@ -73,9 +73,9 @@ def _forward(function: Callable[..., Any], arrays: Any) -> Callable[[], Any]:
 
 
 def _with_gradient(function: Callable[..., Any], arrays: Any) -> Callable[[], Any]:
-    def both(*arrays: Any) -> Any:
+    def with_gradient(*arrays: Any) -> Any:
         out, pull = cast(Any, jax.vjp(lambda *a: function(*a)[0], *arrays))
         return out, pull(jnp.ones_like(out))
 
-    run = cast(Callable[..., Any], jax.jit(both))
+    run = cast(Callable[..., Any], jax.jit(with_gradient))
     return lambda: run(*arrays)

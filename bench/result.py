@@ -11,15 +11,15 @@ class Result:
     """A measured number, and a limit for it or for its relation to a baseline.
 
     Attributes:
-      name: of the measurement.
-      unit: of `value` and `baseline`: "ms", "µs", "s", "MB" or "GFLOP/s".
+      name: the name of the measurement.
+      unit: the unit of `value` and `baseline`: "ms", "µs", "s", "MB" or "GFLOP/s".
       value: the number for tilekern.
-      limit: for the judged number, which `relation` selects; None if the result is shown without a verdict.
+      limit: the limit of the judged number, which `relation` selects; None if the result is shown without a verdict.
       relation: "ratio", value / baseline, is at most the limit. "difference", value - baseline, is at most the limit.
         "value", the value itself, is at most the limit, and a baseline is only shown. "share", value / baseline, is at
         least the limit.
       baseline: the number for the peer.
-      by_round: the median over rounds of the ratio within a round. Where it is given, it replaces value / baseline.
+      by_round: the median over rounds of the ratio within a round, which replaces value / baseline; None to keep that.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """True if the limit is kept, or if there is none."""
+        """True if the limit is kept, or if the result has none."""
         if self.limit is None:
             return True
         return self.judged >= self.limit if self.relation == "share" else self.judged <= self.limit
 
     @property
     def bound(self) -> str:
-        """The limit in words; "" if there is none."""
+        """The limit with its relation and unit, as "≥ 0.75×"; "" if there is none."""
         if self.limit is None:
             return ""
         return f"{'≥ ' if self.relation == 'share' else ''}{self.limit:g}{self._unit}"

@@ -69,7 +69,7 @@ FILES = {
 
 
 def main(names: list[str]) -> int:
-    """Run the named benchmarks, or all of them; return the exit status."""
+    """Run the named benchmarks, or all without names; return the exit status: 1 if a result misses its limit."""
     results: list[Result] = []
     for name in chosen(names):
         print(f"bench: {name}", file=sys.stderr)
@@ -83,7 +83,7 @@ def main(names: list[str]) -> int:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """The benchmarks that the names select, by full name or by the part before the dot; all of them without names."""
+    """The benchmarks that the names select, by full name or by the part before the dot; all if none are named."""
     unknown = [name for name in names if not any(name in (file, file.partition(".")[0]) for file in FILES)]
     if unknown:
         sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(FILES)}")

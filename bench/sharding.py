@@ -49,7 +49,7 @@ def measure() -> Iterator[Result]:
 
 @dataclass(frozen=True)
 class Case:
-    """A function of arrays whose sizes are multiples of a unit, and how a mesh of axes a and b divides it."""
+    """A function of arrays whose sizes are multiples of a unit, and the axes a and b of a mesh that divide them."""
 
     kernel: Callable[..., Any]
     plain: Callable[..., Any]
@@ -74,7 +74,7 @@ CASES = {
 
 
 def partitioning() -> Iterator[Result]:
-    """Seconds to trace, lower and compile: divided by the rule, beside a `jax.shard_map` of the call by hand."""
+    """Milliseconds to trace, lower and compile: divided by the rule, beside a `jax.shard_map` of the call by hand."""
     unit = 4
     for name, case in CASES.items():
         for gradient in (False, True):
@@ -83,14 +83,14 @@ def partitioning() -> Iterator[Result]:
                 for how in ("explicit", "auto", "shard_map"):
                     unit += 4  # of another size, so that no cache has the program
                     for who, function in (("", case.kernel), ("jnp ", case.plain)):
-                        found = seconds.setdefault(who + how, [])
-                        found.append(_compiled(case, function, how, gradient, unit))
-            values = {who: statistics.median(found) * 1e3 for who, found in seconds.items()}
-            what = f"{name}, {'gradient' if gradient else 'forward'}"
+                        samples = seconds.setdefault(who + how, [])
+                        samples.append(_compiled(case, function, how, gradient, unit))
+            values = {who: statistics.median(samples) * 1e3 for who, samples in seconds.items()}
+            task = f"{name}, {'gradient' if gradient else 'forward'}"
             for how in ("explicit", "auto"):
                 ratio = statistics.median(a / b for a, b in zip(seconds[how], seconds["shard_map"], strict=True))
                 yield Result(
-                    f"partition {what}, {how}, over shard_map",
+                    f"partition {task}, {how}, over shard_map",
                     "ms",
                     values[how],
                     PARTITION_LIMIT,
@@ -98,7 +98,7 @@ def partitioning() -> Iterator[Result]:
                     values["shard_map"],
                     ratio,
                 )
-                yield Result(f"compile {what}, {how}, over jnp", "ms", values[how], None, "ratio", values[f"jnp {how}"])
+                yield Result(f"compile {task}, {how}, over jnp", "ms", values[how], None, "ratio", values[f"jnp {how}"])
 
 
 def _compiled(case: Case, function: Callable[..., Any], how: str, gradient: bool, unit: int) -> float:
@@ -123,7 +123,7 @@ def _compiled(case: Case, function: Callable[..., Any], how: str, gradient: bool
 
 
 def ring() -> Iterator[Result]:
-    """Attention of a sequence on 8 devices, beside one: time of all, and memory of each with its part of the arrays."""
+    """Attention of a sequence on 8 devices, beside one device: the time, and the memory of a device with its arrays."""
     shape = (1, 4096, 4, 64)
     for gradient in (False, True):
         calls: dict[int, Callable[[], Any]] = {}

@@ -4,7 +4,7 @@
     ... a change that should leave the programs as they are ...
     python -m bench.texts --out after.json --compare before.json
 
-The kernels are those that the functions of the library and their gradients call for the named cases, with the blocks of
+The kernels are all that the functions of the library and their gradients call for the named cases, with the blocks of
 the schedules. The block IR and the target's program of each kernel are hashed, without line numbers of the source. The
 exit status is 1 if two hashes differ, or if a kernel is in one of the files only.
 """
@@ -39,26 +39,26 @@ _LINES = re.compile(r"\s*# .*$|\bloc\([^\n]*\)$", re.MULTILINE)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line says; return the exit status."""
-    made = argparse.ArgumentParser(prog="python -m bench.texts", description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--out", type=Path, default=Path("bench/out/texts.json"), help="the file of hashes")
-    made.add_argument("--compare", type=Path, metavar="FILE", help="hashes of an earlier run")
-    made.add_argument("--only", default="", metavar="REGEX", help="kernels whose name it occurs in")
-    made.add_argument("--targets", default="", metavar="REGEX", help='targets whose name it occurs in, such as "cuda"')
-    given = made.parse_args(arguments)
-    targets = [name for name in _PROGRAMS if re.search(given.targets, name)]
-    found: dict[str, str] = {}
+    """Run the command line, and return the exit status."""
+    cli = argparse.ArgumentParser(prog="python -m bench.texts", description=(__doc__ or "").splitlines()[0])
+    cli.add_argument("--out", type=Path, default=Path("bench/out/texts.json"), help="the file of hashes")
+    cli.add_argument("--compare", type=Path, metavar="FILE", help="hashes of an earlier run")
+    cli.add_argument("--only", default="", metavar="REGEX", help="kernels whose name it occurs in")
+    cli.add_argument("--targets", default="", metavar="REGEX", help='targets whose name it occurs in, such as "cuda"')
+    parsed = cli.parse_args(arguments)
+    targets = [name for name in _PROGRAMS if re.search(parsed.targets, name)]
+    hashes: dict[str, str] = {}
     for name in sorted(p.parent.name for p in Path(tilekern.kernels.__path__[0]).glob("*/cases.py")):
-        if re.search(given.only, name):
-            found |= _of_library_function(name, targets)
-            print(f"{name}: {len(found)} programs so far", file=sys.stderr)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
-    if given.compare is None:
+        if re.search(parsed.only, name):
+            hashes |= _of_library_function(name, targets)
+            print(f"{name}: {len(hashes)} programs so far", file=sys.stderr)
+    parsed.out.parent.mkdir(parents=True, exist_ok=True)
+    parsed.out.write_text(json.dumps(hashes, indent=1) + "\n")
+    if parsed.compare is None:
         return 0
-    before = json.loads(given.compare.read_text())
+    before = json.loads(parsed.compare.read_text())
     return _compare(
-        {k: v for k, v in before.items() if re.search(given.only, k.split()[0]) and _target(k) in targets}, found
+        {k: v for k, v in before.items() if re.search(parsed.only, k.split()[0]) and _target(k) in targets}, hashes
     )
 
 
@@ -75,7 +75,7 @@ def _compare(before: dict[str, str], after: dict[str, str]) -> int:
 
 
 def _of_library_function(name: str, targets: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for case in importlib.import_module(f"tilekern.kernels.{name}.cases").CASES:
         for dtype in _DTYPES:
             arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
@@ -83,8 +83,8 @@ def _of_library_function(name: str, targets: Sequence[str]) -> dict[str, str]:
             for mode, run in (("forward", call), ("gradient", partial(gradient, call))):
                 for target in targets:
                     key = f"{name} {case.name} {dtype} {mode} {target}"
-                    found |= {f"{key} {what}": text for what, text in _texts(run, arrays, TARGETS[target])}
-    return found
+                    hashes |= {f"{key} {part}": text for part, text in _texts(run, arrays, TARGETS[target])}
+    return hashes
 
 
 def function_of(name: str, case: Any) -> Any:
@@ -106,13 +106,13 @@ def gradient(call: Any, *arrays: Any) -> Any:
 
 
 def kernels_of(run: Any, arrays: Any, target: Target) -> Iterable[Any]:
-    """The kernels that a function calls on arrays of the given types, each once."""
+    """The kernels that a function calls for a target on arrays of the given types, without repetitions."""
     calls = calls_in(jax.make_jaxpr(run)(*arrays))
     return dict.fromkeys(k for family, operands in calls for k, _ in family.kernels(target, operands))
 
 
 def _texts(run: Any, arrays: Any, target: Target) -> Iterator[tuple[str, str]]:
-    """Names and hashes of the programs of a function's kernels, or of the error that refuses them."""
+    """Pairs of names and hashes: of the block IR and the program of each kernel, or of the error that refuses it."""
     try:
         kernels = kernels_of(run, arrays, target)
     except TilekernError as error:

@@ -39,7 +39,7 @@ def take_turns(clocks: Mapping[str, Clock], rounds: int = 7, pause: float = 0.1)
 
 
 def clock(call: Contestant) -> Clock:
-    """A clock for a contestant that runs in this process."""
+    """A clock for a contestant that runs in this process: it waits for the arrays of the call."""
     return lambda: _seconds(call)
 
 

@@ -56,7 +56,7 @@ class Config:
 
 
 class Block(NamedTuple):
-    """The weights of one block; the model stacks those of its blocks along a leading dim."""
+    """The weights of one block; the model stacks the weights of its blocks along a leading dim."""
 
     qkv: Array  # [width, 3, heads, head_dim]
     out: Array  # [heads, head_dim, width]
@@ -212,7 +212,7 @@ def rounded(query: Array, key: Array, value: Array) -> Array:
     return moved(ATTENTIONS["jax.nn"](moved(query, 0), moved(key, 1), moved(value, 2)), 3)
 
 
-# The third measures how far two correct runs may differ: training amplifies every rounding error.
+# The third attention measures how far two correct runs may differ: training amplifies every rounding error.
 TRAINED: dict[str, Attention] = {**ATTENTIONS, "jax.nn, rounded": rounded}
 
 
@@ -247,7 +247,7 @@ class Learned:
     seconds: dict[str, float]
 
     def difference(self, name: str) -> float:
-        """The largest difference of the losses from those of jax.nn."""
+        """The largest difference of the losses from the losses of jax.nn, in nats a byte."""
         return float(np.max(np.abs(self.losses[name] - self.losses["jax.nn"])))
 
     @property
@@ -271,11 +271,11 @@ def train(training: Training) -> Learned:
         zeros = jax.tree.map(jnp.zeros_like, weights)
         state = State(weights, zeros, zeros, jnp.zeros((), jnp.int32))
         step = jax.jit(partial(train_step, attention=attention, rate=training.rate)).lower(state, tokens[0]).compile()
-        start, found = time.perf_counter(), []
+        start, step_losses = time.perf_counter(), []
         for batch in tokens:
             state, loss = step(state, batch)
-            found.append(loss)
-        losses[name] = np.asarray(jax.block_until_ready(jnp.stack(found)))
+            step_losses.append(loss)
+        losses[name] = np.asarray(jax.block_until_ready(jnp.stack(step_losses)))
         seconds[name] = (time.perf_counter() - start) / training.steps
     return Learned(losses, seconds)
 

@@ -4,9 +4,8 @@
 
 The batch is divided over the axis `data`, and so are the weights where they lie (fully sharded data parallelism); heads
 and hidden units, or experts, over the axis `model` (tensor and expert parallelism); and the time over `sequence`. The
-mesh is all that says so: XLA and the kernels' sharding rules place the collectives, but for those of `ring_attention`
-and `moe`. The same model on one device, and on plain `jnp`, shows whether the losses are right. Run it with
-`make train`.
+mesh is all that says so: XLA and the kernels' sharding rules place the collectives, except in `ring_attention` and
+`moe`. The same model on one device, and on plain `jnp`, shows whether the losses are right. Run it with `make train`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Config:
 
 
 class Functions(NamedTuple):
-    """What a model is made of: kernels, or plain JAX. Rows are those of all sequences, in any order."""
+    """The functions that a model is made of: kernels, or plain JAX. Rows belong to all sequences, in any order."""
 
     divide: Callable[[Array], Array]  # x[rows, width] itself, divided among devices along rows
     dense: Callable[[Array, Array], Array]  # x[rows, inner], w[inner, columns]
@@ -80,7 +79,7 @@ class Functions(NamedTuple):
 
 
 def kernels(config: Config, mesh: Mesh) -> Functions:
-    """Kernels, which a mesh divides: by their rules, but for attention along the sequence, and experts."""
+    """Kernels, which a mesh divides by their rules; attention along the sequence, and experts, by `jax.shard_map`."""
     parts = mesh.shape["sequence"]
     local = {
         "ring": partial(ring_attention, axis_name="sequence", causal=True, layout="zigzag"),
@@ -89,8 +88,8 @@ def kernels(config: Config, mesh: Mesh) -> Functions:
     attend = local[config.attention] if parts > 1 else partial(flash_attention, causal=True)
     attend = of_rows(config, config.length // parts, rope.rope, attend)
     if parts > 1:
-        each = P(ROWS, "model")
-        attend = jax.shard_map(attend, mesh=mesh, in_specs=(each, each, each, P(ROWS)), out_specs=each)
+        by_head = P(ROWS, "model")
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=(by_head, by_head, by_head, P(ROWS)), out_specs=by_head)
     rows, experts = P((*ROWS, "model")), P("model")
     mix = partial(moe, experts_per_token=config.experts_per_token, axis_name="model")
     mix = jax.shard_map(mix, mesh=mesh, in_specs=(rows, rows, experts, experts, experts), out_specs=rows)
@@ -120,7 +119,7 @@ def plain(config: Config, mesh: Mesh) -> Functions:
 
 
 def of_rows(config: Config, length: int, rotate: Callable[..., Array], attend: Callable[..., Array]) -> Any:
-    """Attention of rows, from one of x[batch, length, heads, head_dim]."""
+    """Attention of rows, from `rotate` and `attend` on x[batch, length, heads, head_dim]."""
 
     def run(query: Array, key: Array, value: Array, positions: Array) -> Array:
         heads = (x.reshape(-1, length, x.shape[1] // config.head_dim, config.head_dim) for x in (query, key, value))
@@ -135,7 +134,7 @@ def of_rows(config: Config, length: int, rotate: Callable[..., Array], attend: C
 
 
 class Block(NamedTuple):
-    """The weights of one block; the model stacks those of its blocks along a leading dim."""
+    """The weights of one block; the model stacks the weights of its blocks along a leading dim."""
 
     attention_norm: Any  # [width]
     query: Any  # [width, heads · head_dim]
@@ -159,22 +158,22 @@ class Weights(NamedTuple):
 
 
 def shardings(config: Config) -> Weights:
-    """How a mesh divides the weights.
+    """For each weight the axes of a mesh that divide its dims.
 
-    Over `model` the heads and hidden units, which some matrices make (columns) and others use up (rows), or the
-    experts; over `data` another dim, which XLA gathers for each product. The losses need the head whole.
+    `model` divides the heads and hidden units, which are columns of some matrices and rows of others, or the experts.
+    `data` divides another dim, which XLA gathers for each product. The losses need the head whole.
     """
-    made, used, experts = P(None, "data", "model"), P(None, "model", "data"), P(None, "model", "data")
-    attention = P(), made, made, made, used
-    inner = (P(), experts, experts, experts) if config.experts else (None, made, made, used)
+    columns, rows, experts = P(None, "data", "model"), P(None, "model", "data"), P(None, "model", "data")
+    attention = P(), columns, columns, columns, rows
+    inner = (P(), experts, experts, experts) if config.experts else (None, columns, columns, rows)
     return Weights(P(None, "model"), Block(*attention, P(), *inner), P(), P())
 
 
 def init(config: Config) -> Weights:
-    """Normal weights, scaled by the square root of the number of inputs of each output; norms of ones. On the host."""
+    """Normal weights on the host, scaled by the square root of the number of inputs of each output; norms of ones."""
     keys = iter(jax.random.split(jax.random.key(config.seed), 10))
     n, d, f, h = config.layers, config.width, config.hidden, config.head_dim
-    each = (n, config.experts) if config.experts else (n,)
+    stack = (n, config.experts) if config.experts else (n,)
 
     def normal(*shape: int) -> Array:
         return jax.random.normal(next(keys), shape) * shape[-2] ** -0.5
@@ -187,9 +186,9 @@ def init(config: Config) -> Weights:
         out=normal(n, config.heads * h, d),
         hidden_norm=jnp.ones((n, d)),
         router=normal(n, d, config.experts) if config.experts else None,
-        gate=normal(*each, d, f),
-        up=normal(*each, d, f),
-        down=normal(*each, f, d),
+        gate=normal(*stack, d, f),
+        up=normal(*stack, d, f),
+        down=normal(*stack, f, d),
     )
     return jax.device_get(Weights(normal(BYTES, d) * math.sqrt(BYTES), blocks, jnp.ones(d), normal(d, BYTES)))
 
@@ -217,10 +216,10 @@ def loss(use: Functions, weights: Weights, rows: Rows) -> Array:
     """The mean loss, in nats a byte, of predicting each label."""
 
     @jax.checkpoint
-    def one(x: Array, w: Block) -> tuple[Array, None]:
+    def layer(x: Array, w: Block) -> tuple[Array, None]:
         return use.divide(block(use, x, rows.positions, w)), None
 
-    x, _ = jax.lax.scan(one, use.divide(weights.embedding[rows.inputs]), weights.blocks)
+    x, _ = jax.lax.scan(layer, use.divide(weights.embedding[rows.inputs]), weights.blocks)
     return use.losses(use.norm(x, weights.norm), weights.head, rows.labels).mean()
 
 
@@ -228,7 +227,7 @@ def loss(use: Functions, weights: Weights, rows: Rows) -> Array:
 
 
 class State(NamedTuple):
-    """The weights, and what the optimizer keeps of their gradients."""
+    """The weights, and the optimizer's state, such as running means of gradients."""
 
     weights: Weights
     optimizer: Any
@@ -244,7 +243,7 @@ def mesh_of(text: str) -> Mesh:
     """The mesh that a text names, as "data=4,model=2"; axes that it leaves out have one device.
 
     Raises:
-      ValueError: the text names other axes, or more devices than there are.
+      ValueError: the text names other axes, or more devices than JAX has.
     """
     sizes = {"data": 1, "model": 1, "sequence": 1}
     for part in filter(None, text.split(",")):
@@ -262,13 +261,13 @@ def mesh_of(text: str) -> Mesh:
 
 
 def placed(config: Config, mesh: Mesh, state: State) -> State:
-    """The shardings of a state: what the optimizer keeps of a weight is divided as the weight is."""
+    """The shardings of a state: the optimizer's arrays for a weight are divided as the weight is."""
     weights = jax.tree.map(partial(NamedSharding, mesh), shardings(config))
     whole = NamedSharding(mesh, P())
-    kept = optax.tree_map_params(
+    of_optimizer = optax.tree_map_params(
         optimizer(config), lambda _, s: s, state.optimizer, weights, transform_non_params=lambda _: whole
     )
-    return State(weights, kept)
+    return State(weights, of_optimizer)
 
 
 def start(config: Config, mesh: Mesh, weights: Weights) -> State:
@@ -283,14 +282,14 @@ Make = Callable[[Config, Mesh], Functions]
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
 def step(config: Config, mesh: Mesh, make: Make, state: State, rows: Rows) -> tuple[State, Array]:
     """One step of training, and the loss before it."""
-    found, gradients = jax.value_and_grad(partial(loss, make(config, mesh)))(state.weights, rows)
-    updates, kept = optimizer(config).update(gradients, state.optimizer, state.weights)
-    moved = State(optax.apply_updates(state.weights, updates), kept)
-    return jax.lax.with_sharding_constraint(moved, placed(config, mesh, moved)), found
+    mean_loss, gradients = jax.value_and_grad(partial(loss, make(config, mesh)))(state.weights, rows)
+    updates, optimizer_state = optimizer(config).update(gradients, state.optimizer, state.weights)
+    moved = State(optax.apply_updates(state.weights, updates), optimizer_state)
+    return jax.lax.with_sharding_constraint(moved, placed(config, mesh, moved)), mean_loss
 
 
 def as_rows(config: Config, mesh: Mesh, tokens: np.ndarray[Any, Any]) -> Rows:
-    """The rows of tokens[batch, time + 1], those of a device together; for `ring_attention` time is in a zigzag.
+    """The rows of tokens[batch, time + 1], device after device; for `ring_attention` time is in a zigzag.
 
     Raises:
       ValueError: the mesh does not divide the batch, or the time.
@@ -331,24 +330,24 @@ def train(
     name: str = "",
     every: int = 50,
 ) -> np.ndarray[Any, Any]:
-    """Train from weights, or from the newest checkpoint in a folder; the loss of each step.
+    """Train from weights, or from the checkpoint in a folder; float32[steps] of the loss before each step.
 
     Args:
-      config: of the model and the training.
+      config: the sizes of the model and the training.
       mesh: the devices.
-      make: the functions of the model, `kernels` or `plain`.
-      weights: the first ones.
-      folder: for checkpoints, None for none.
-      name: of the progress bar.
-      every: how many steps lie between two checkpoints.
+      make: makes the functions of the model: `kernels` or `plain`.
+      weights: the first weights.
+      folder: the folder of the checkpoint; None for no checkpoint.
+      name: the name of the progress bar; "" for no bar.
+      every: the number of steps between two checkpoints.
     """
     state, losses = start(config, mesh, weights), np.zeros(0, np.float32)
     if folder is not None and (folder / "state.npz").exists():
         state, losses = restore(folder, state)
     with tqdm(total=config.steps, initial=len(losses), desc=name, disable=not name) as bar:
         for number, tokens in enumerate(batches(config)[len(losses) :], len(losses) + 1):
-            state, found = step(config, mesh, make, state, as_rows(config, mesh, tokens))
-            losses = np.append(losses, np.float32(found))
+            state, mean_loss = step(config, mesh, make, state, as_rows(config, mesh, tokens))
+            losses = np.append(losses, np.float32(mean_loss))
             bar.set_postfix(loss=f"{losses[-1]:.4f}")
             bar.update()
             if folder is not None and (number % every == 0 or number == config.steps):
@@ -369,7 +368,7 @@ def save(folder: Path, state: State, losses: np.ndarray[Any, Any]) -> None:
 
 
 def restore(folder: Path, like: State) -> tuple[State, np.ndarray[Any, Any]]:
-    """The checkpoint in a folder, divided as a state is.
+    """The state and the losses of the checkpoint in a folder, divided as the state `like` is.
 
     Raises:
       ValueError: it is of another model.
@@ -381,8 +380,8 @@ def restore(folder: Path, like: State) -> tuple[State, np.ndarray[Any, Any]]:
             raise ValueError(
                 f"{folder}/state.npz is of another model: train with its arguments, or into another folder"
             )
-        kept = [jax.device_put(file[f"{n}"], x.sharding) for n, x in enumerate(leaves)]
-        return jax.tree.unflatten(tree, kept), file["losses"]
+        arrays = [jax.device_put(file[f"{n}"], x.sharding) for n, x in enumerate(leaves)]
+        return jax.tree.unflatten(tree, arrays), file["losses"]
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -404,7 +403,7 @@ class Learned:
     losses: Mapping[str, np.ndarray[Any, Any]]
 
     def difference(self, name: str) -> float:
-        """The largest difference of the losses from those in plain JAX."""
+        """The largest difference of the losses from the losses of plain JAX, in nats a byte."""
         return float(np.max(np.abs(self.losses[name] - self.losses["jnp"])))
 
     def same(self, name: str) -> bool:
@@ -419,13 +418,13 @@ class Learned:
 
 def compare(config: Config, mesh: Mesh, progress: bool = False) -> Learned:
     """Train the same weights on the same batches on the mesh, on one device, and in plain JAX."""
-    one = Mesh(mesh.devices[:1, :1, :1], mesh.axis_names, axis_types=mesh.axis_types)
+    single = Mesh(mesh.devices[:1, :1, :1], mesh.axis_names, axis_types=mesh.axis_types)
     weights = init(config)
     runs: dict[str, tuple[Mesh, Make, Weights]] = {
         "the mesh": (mesh, kernels, weights),
-        "one device": (one, kernels, weights),
-        "jnp": (one, plain, weights),
-        "jnp, rounded": (one, plain, rounded(weights)),
+        "one device": (single, kernels, weights),
+        "jnp": (single, plain, weights),
+        "jnp, rounded": (single, plain, rounded(weights)),
     }
     losses = {name: train(config, m, make, w, name=name if progress else "") for name, (m, make, w) in runs.items()}
     return Learned(losses)
@@ -451,7 +450,7 @@ def draw(losses: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The arguments: the fields of Config, and where and how to train."""
+    """The arguments of the command line: the fields of Config, the mesh, the folder, and what to compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in vars(Config()).items():
         choices = ("ring", "ulysses") if name == "attention" else None
@@ -466,12 +465,12 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, from a checkpoint if there is one; or compare."""
-    given = vars(arguments())
-    mesh, devices, folder, wants_all = (given.pop(name) for name in ("mesh", "devices", "folder", "compare"))
+    """Train, from a checkpoint if the folder has one; or compare."""
+    options = vars(arguments())
+    mesh, devices, folder, wants_all = (options.pop(name) for name in ("mesh", "devices", "folder", "compare"))
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
-    config, begin = Config(**given), time.perf_counter()
+    config, begin = Config(**options), time.perf_counter()
     devices = mesh_of(mesh)
     if wants_all:
         learned = compare(config, devices, progress=True)
