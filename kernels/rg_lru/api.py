@@ -50,7 +50,8 @@ def rg_lru(
       initial_state: [B, C], of any of these dtypes; None for zeros.
       segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
-        of the last one, also if it is padding. None for one sequence.
+        of the last one, also if it is padding. A NaN or an infinity of a sequence may make NaN of others, as
+        tokens of others are multiplied by 0. None for one sequence.
       c: the constant of equation 3, positive.
       scale_first: True: the first token of a sequence is multiplied by sqrt(1 - a²), as in the paper. False is as in
         RecurrentGemma's code, https://github.com/google-deepmind/recurrentgemma. With an `initial_state` the first

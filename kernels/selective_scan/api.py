@@ -57,7 +57,8 @@ def selective_scan(
       delta_softplus: True for Δ = softplus(delta + delta_bias).
       segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
-        of the last one, also if it is padding. None for one sequence.
+        of the last one, also if it is padding. A NaN or an infinity of a sequence may make NaN of others, as
+        tokens of others are multiplied by 0. None for one sequence.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a chunk, instead of the schedule's; no block changes the result beyond rounding.
       block_c: channels of a program.

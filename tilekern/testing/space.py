@@ -25,7 +25,7 @@ from tilekern.testing.layouts import (
     static_choices,
 )
 from tilekern.testing.strategies import awkward, hypothesis_strategies
-from tilekern.testing.values import NUMBERS
+from tilekern.testing.values import NUMBERS, Numbers
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -56,6 +56,7 @@ class Space:
       trial: whether a call is taken.
       batches, gradients: whether calls are batched and differentiated.
       long: whether calls may have one long dim, and numbers that show what long sums lose.
+      numbers: the kinds of numbers in arrays.
     """
 
     layouts: Sequence[Layout]
@@ -66,6 +67,7 @@ class Space:
     batches: bool = True
     gradients: bool = True
     long: bool = True
+    numbers: tuple[Numbers, ...] = NUMBERS
 
     def strategy(self, rejected: Counter[str] | None = None) -> SearchStrategy[Call]:
         """Calls that the function takes; those that it does not take are counted."""
@@ -77,7 +79,9 @@ class Space:
             def pick(values: Sequence[Any]) -> Any:
                 return draw(st.sampled_from(list(values)))
 
-            layout, numbers = pick(self.layouts), pick((*NUMBERS, "positive") if self.long else NUMBERS[:-1])
+            layout = pick(self.layouts)
+            others = [kind for kind in self.numbers if kind != "positive"]
+            numbers = pick((*self.numbers, "positive") if self.long else others)
             long = numbers == "positive" and layout.sizes
             keywords = {n: pick(values) for n, values in self.statics.items()}
             keywords |= self._blocks(pick, _LONG_BLOCKS if long else _BLOCKS)
