@@ -220,7 +220,7 @@ def _parts_cuda(
     block_v: int | None,
     device: tk.Device,
 ) -> dict[str, int]:
-    """The number of parts with which all programs end soonest; 1 where a second pass needs the sums of all words."""
+    """`parts` with which all programs end soonest; 1 where a second pass needs the sums of all words."""
     if options.divergence == "jensen_shannon":
         return {"parts": 1}
     blocks = _cuda(hidden, weight, teacher, teacher_weight, options, device)
@@ -273,7 +273,7 @@ def _cuda(
 
 @distillation_parts.schedule("tpu")
 def _tpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
-    """Two tiles of logits of 1 MiB; at most 2048 elements of the inner dims."""
+    """Blocks for two tiles of logits of 1 MiB; `block_d` and `block_e` have up to 2048 elements of the inner dims."""
     widest = max(hidden.shape[1], teacher.shape[1] if teacher_weight is not None else 0)
     block_t, block_v = tpu_tile(hidden, weight.shape[1], 2 * widest * hidden.dtype.itemsize, 1)
     return {

@@ -128,7 +128,11 @@ def llvm_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
 
 
 def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, columns: int = 0, products: int = 1) -> dict[str, int]:
-    """The blocks of a matmul with more accumulators: a tile with a border between groups selects from two products."""
+    """Blocks, `num_warps` and `num_stages` of a matmul with more accumulators.
+
+    A tile with a border between groups selects from two products. `columns` is the number of the result's columns; 0
+    rules out tiles of 256 columns with 128 rows. `products` is the number of products that share the rows.
+    """
     (rows, inner), groups, itemsize = lhs.shape, rhs.shape[0], lhs.dtype.itemsize
     if rows <= 32:
         # Loading the matrices of the groups takes the time.
@@ -155,9 +159,10 @@ def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, columns: int = 0, prod
 
 
 def tpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool, *, products: int = 1, operands: int = 0) -> dict[str, int]:
-    """The blocks of a matmul, with fewer rows: a border inside of a tile doubles its product. Whole rows are in VMEM.
+    """The blocks of a matmul, with at most 256 rows: a border inside of a tile doubles its product.
 
-    The tiles fit the 64 MiB that every TPU has, because an exported program may run on any TPU.
+    Whole rows are in VMEM. The tiles fit the 64 MiB that every TPU has, because an exported program may run on any TPU.
+    `products` share the rows, and `operands` counts further tiles of the result's shape.
     """
     (rows, inner), columns, itemsize = lhs.shape, _columns(rhs, transpose_rhs), lhs.dtype.itemsize
     fits = products * inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20
@@ -175,7 +180,7 @@ def tpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool, *, products: int = 1, op
 
 
 def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int] | None:
-    """The blocks of programs that own groups; None unless all rows fit the vector memory of every TPU.
+    """The blocks of programs that own groups, with `owned` = 2; None unless all rows fit the VMEM of every TPU.
 
     Programs load the matrices of empty groups, too: None if many groups may be empty. By the static estimate Mixtral's
     products of 4096 rows take half of the time of programs that own rows, on v5e, v6e and 7x.

@@ -213,7 +213,7 @@ class _Transposer(Replay):
             self._cotangents = outer
 
     def _outer(self, op: Op) -> list[Value]:
-        """The linear values that the regions of an op use and do not define."""
+        """The values that depend on the linear inputs, and that an op's regions use and do not define; each once."""
         inside = {r for inner in op.walk() for r in inner.results}
         inside |= {a for inner in op.walk() for region in inner.regions for a in region.args}
         used = (v for region in op.regions for v in (*(u for o in region.ops for u in o.uses()), *region.results))

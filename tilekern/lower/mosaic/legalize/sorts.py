@@ -17,7 +17,7 @@ from tilekern.lower.rewrite.sort_key import sort_key
 
 
 def sort(make: Make, op: Sort) -> Value:
-    """The picked operand, moved through the network along with the keys."""
+    """Operand number `op.pick` in the order of the keys, stable and ascending along `op.dim`."""
     keys = [_signed(make, sort_key(make, x)) for x in op.operands[: op.num_keys]]
     return _sorted(make, keys, op.operands[op.pick], op.dim)
 
@@ -27,7 +27,10 @@ _FEW = 16
 
 
 def top_k(make: Make, op: TopK) -> Value:
-    """The positions of the greatest elements: by repeated maxima, or the first ones of a sort by the inverted keys."""
+    """int32 positions of the `op.k` greatest elements along `op.dim`, the greatest first.
+
+    Few come from repeated maxima, many from a sort by the inverted keys.
+    """
     (x,) = op.operands
     key = _signed(make, sort_key(make, x))
     if op.k <= _FEW:
@@ -36,7 +39,7 @@ def top_k(make: Make, op: TopK) -> Value:
 
 
 def _selected(make: Make, key: Value, dim: int, count: int) -> Value:
-    """The positions of the greatest keys, by repeated maxima: the first position of each is closed.
+    """int32 positions of the `count` greatest keys along `dim`, by maxima: the first position of each is closed.
 
     A closed position gets the least key and counts as `size`, so open ones win also if the maximum is the least key.
     """
@@ -63,7 +66,7 @@ def _signed(make: Make, key: Value) -> Value:
 
 
 def _sorted(make: Make, keys: list[Value], picked: Value | None, dim: int) -> Value:
-    """The picked tile, or else the positions of the elements, in the order of the keys."""
+    """The picked tile in the order of the int32 keys along `dim`; None: int32 positions of the sorted elements."""
     shape = keys[0].tile.shape
     size = shape[dim]
     whole = power_of_two(size)
@@ -86,7 +89,10 @@ def _sorted(make: Make, keys: list[Value], picked: Value | None, dim: int) -> Va
 
 
 def _step(make: Make, tiles: list[Value], count: int, dim: int, group: int, distance: int) -> list[Value]:
-    """Compare and exchange all pairs at a distance; the groups whose positions have the bit `group` descend."""
+    """The tiles after pairs at a distance are compared and exchanged; the first `count` tiles are the keys.
+
+    Groups whose positions have the bit `group` descend; 0 for none.
+    """
     others = [exchanged(make, x, dim, distance) for x in tiles]
     lane = lanes(make, tiles[0].tile.shape, dim)
     smaller = _less(make, others[:count], tiles[:count])

@@ -262,9 +262,10 @@ class _Places:
 
 
 def _pieces(low: int, high: int, step: int, unit: int) -> tuple[Span, ...]:
-    """Tiles that cover a span: start and size of each.
+    """Tiles that cover a span: start and size of each, in elements.
 
-    Starts are relative to a multiple of `step`. The position of each tile is a multiple of its size.
+    Starts are relative to a multiple of `step`; 0 for starts that are constants. The position of each tile is a
+    multiple of its size.
     """
     found = list[Span]()
     start = low // unit * unit

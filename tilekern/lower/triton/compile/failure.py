@@ -76,7 +76,7 @@ class _Buffered(io.TextIOBase):
 
 
 def _lines(error: Exception, text: str, file: str, messages: str, ptx: str) -> list[int]:
-    """The lines of the generated source that failed: the innermost first, then its callers."""
+    """Numbers, from 1, of the lines of the generated source that failed: the innermost first, then its callers."""
     lines: list[int] = []
     for cause in reversed(_causes(error)):
         # The front end: a function of the source and a node of its syntax tree.
@@ -113,14 +113,14 @@ def _shorten(message: str) -> str:
 
 
 def _excerpt(text: str, lines: list[int]) -> str:
-    """The innermost generated line, to be put under the message."""
+    """The innermost generated line with its number, on a line of its own; "" if no line is known."""
     if not lines:
         return ""
     return f"\n    in line {lines[0]} of the generated source: {text.splitlines()[lines[0] - 1].strip()}"
 
 
 def _dump(error: Exception, program: Program, chip: Chip, messages: str, stages: dict[str, str]) -> str:
-    """Write all details of a failure to a file, and return its path."""
+    """Write all details of a failure to a file, and return its path; a remark if no folder can be written to."""
     parts = {
         f"{program.name} for {chip.name}, num_warps={program.num_warps}, num_stages={program.num_stages}": program.text,
         "error": "".join(traceback.format_exception(error)),

@@ -146,7 +146,7 @@ def is_own(op: Load, varying: frozenset[Value]) -> bool:
 
 
 def tile_bytes(value: Value) -> int:
-    """The size of a tile."""
+    """The size of a tile in bytes."""
     return value.tile.size * value.tile.dtype.itemsize
 
 
@@ -231,7 +231,7 @@ def _check_block(block: Block, depth: int) -> None:
 
 
 def _folds(block: Block) -> list[Fold]:
-    """All loops of a block, and the loops in them."""
+    """All loops of a block, inner loops included."""
     return [op for op in block.walk() if isinstance(op, Fold)]
 
 
@@ -266,7 +266,7 @@ def _refusal(summary: str, expected: str, got: str) -> TargetError:
 def _delayed(
     op: Fold, group: Group, channels: Mapping[Load, Channel], stages: int | None, cluster: int
 ) -> Rotation | None:
-    """The products of a loop to delay: as many as have operands that registers hold.
+    """The rotation of a loop that delays as many products as have operands that registers hold; None for no delay.
 
     A loop of two sums that masks its tiles keeps its order: with one product delayed, key gradients of heads of 64
     spill up to 1,024 bytes, and none in their own order (compiled on 2026-11-25).
