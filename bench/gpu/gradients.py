@@ -192,9 +192,9 @@ def of_loss(loss: Callable[..., Any], hidden: Any, weight: Any, labels: Any, **k
 
     Args:
       loss: has the arguments of `cross_entropy` and returns (loss, logsumexp).
-      hidden: of the loss.
-      weight: of the loss.
-      labels: of the loss.
+      hidden: the loss's hidden[T, D].
+      weight: the loss's weight[D, V].
+      labels: the loss's labels[T].
       **keywords: other keywords of `loss`.
     """
 

@@ -114,7 +114,7 @@ def copy(sets: Sequence[Arrays]) -> Iterator[Peer]:
 
 
 def xla(function: Callable[..., Any], sets: Sequence[Arrays]) -> Iterator[Peer]:
-    """The same formula, compiled by XLA."""
+    """The peer "xla": a formula, compiled by XLA."""
     yield from named({"xla": function}, sets)
 
 

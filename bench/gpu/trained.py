@@ -29,7 +29,7 @@ SMALL_GROUPS = ({"rows": 517, "inner": 333, "columns": 301, "groups": 7}, {"rows
 
 
 @dataclass(frozen=True)
-class Made:
+class DerivedCase:
     """A case whose arrays are made from another case.
 
     Attributes:
@@ -57,14 +57,16 @@ class Made:
         """The arrays."""
         return self.make(self.case, key, dtype)
 
-    def small(self) -> Made:
+    def small(self) -> DerivedCase:
         """The smaller case, with arrays made in the same way."""
         return replace(self, case=self.case.small())
 
 
-def made(make: Callable[..., Arrays], cases: Sequence[Any], names: tuple[str, ...] | None = None) -> tuple[Made, ...]:
+def derived_cases(
+    make: Callable[..., Arrays], cases: Sequence[Any], names: tuple[str, ...] | None = None
+) -> tuple[DerivedCase, ...]:
     """`cases`, whose arrays `make` makes from the case, a key and a dtype."""
-    return tuple(Made(case, make, names) for case in cases)
+    return tuple(DerivedCase(case, make, names) for case in cases)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -141,29 +143,29 @@ FUSED = {
     "fused_matmul": Kernel(
         partial(matmul.fused_matmul, epilogue=gelu_of_sum),
         partial(matmul.fused_reference, epilogue=gelu_of_sum),
-        made(with_bias, PRODUCTS[:4]),
-        made(with_bias, LARGE_PRODUCTS),
+        derived_cases(with_bias, PRODUCTS[:4]),
+        derived_cases(with_bias, LARGE_PRODUCTS),
         lambda x, *unused: x.shape[-1],
     ),
     "symmetric_matmul": Kernel(
         partial(matmul.symmetric_matmul, scale=-0.5, scale_added=2.0),
         partial(matmul.symmetric_reference, scale=-0.5, scale_added=2.0),
-        made(_with_square, PRODUCTS[:2]),
-        made(_with_square, LARGE_PRODUCTS),
+        derived_cases(_with_square, PRODUCTS[:2]),
+        derived_cases(_with_square, LARGE_PRODUCTS),
         lambda x, *unused: x.shape[-1],
     ),
     "add_rms_norm": Kernel(
         rms_norm.add_rms_norm,
         rms_norm.add_reference,
-        made(_with_residual, RMS_NORMS[:3]),
-        made(_with_residual, resized(RMS_NORMS, *ROWS)),
+        derived_cases(_with_residual, RMS_NORMS[:3]),
+        derived_cases(_with_residual, resized(RMS_NORMS, *ROWS)),
         lambda x, *unused: x.shape[-1],
     ),
     "rms_norm_rope": Kernel(
         rope.rms_norm_rope,
         rope.normed_reference,
-        made(_with_weight, ROTATIONS[:2], ("theta",)),
-        made(_with_weight, resized(ROTATIONS, {"length": 301, "heads": 11}), ("theta",)),
+        derived_cases(_with_weight, ROTATIONS[:2], ("theta",)),
+        derived_cases(_with_weight, resized(ROTATIONS, {"length": 301, "heads": 11}), ("theta",)),
         lambda x, *unused: x.shape[-1],
     ),
 }
@@ -238,7 +240,7 @@ GROUPED = {
         ragged_dot.ragged_contracting_dot,
         ragged_dot.contracting_reference,
         (),
-        made(_contracting, resized(GROUPS, *SMALL_GROUPS)),
+        derived_cases(_contracting, resized(GROUPS, *SMALL_GROUPS)),
         lambda lhs, *unused: lhs.shape[0],
         dtyped=False,
     ),
@@ -246,21 +248,21 @@ GROUPED = {
         partial(added_to, ragged_dot.ragged_dot),
         partial(sum_with, ragged_dot.reference),
         (),
-        made(_with_total, resized(GROUPS, *SMALL_GROUPS)),
+        derived_cases(_with_total, resized(GROUPS, *SMALL_GROUPS)),
         lambda total, lhs, *unused: lhs.shape[1],
     ),
     "ragged_contracting_dot accumulate": Kernel(
         partial(added_to, ragged_dot.ragged_contracting_dot),
         partial(sum_with, ragged_dot.contracting_reference),
         (),
-        made(_contracting_with_total, resized(GROUPS, *SMALL_GROUPS)),
+        derived_cases(_contracting_with_total, resized(GROUPS, *SMALL_GROUPS)),
         lambda total, lhs, *unused: lhs.shape[0],
     ),
     "ragged_dot scales": Kernel(
         partial(by_scales, ragged_dot.ragged_dot),
         scaled_definition,
         (),
-        made(flat, large_scaled()),
+        derived_cases(flat, large_scaled()),
         lambda lhs, *unused: lhs.shape[1],
         dtypes=("bfloat16",),
     ),

@@ -70,12 +70,12 @@ KERNELS = {
     "fused_matmul gluon": _by_gluon(
         trained.FUSED["fused_matmul"],
         partial(fused_matmul, epilogue=trained.gelu_of_sum, target=GLUON),
-        trained.made(trained.with_bias, PRODUCTS),
+        trained.derived_cases(trained.with_bias, PRODUCTS),
     ),
     "ragged_dot scales gluon": _by_gluon(
         trained.GROUPED["ragged_dot scales"],
         partial(trained.by_scales, ragged_dot, target=GLUON),
-        trained.made(trained.flat, SCALED),
+        trained.derived_cases(trained.flat, SCALED),
         DTYPES[:1],
     ),
 }

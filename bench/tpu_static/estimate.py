@@ -257,7 +257,7 @@ def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: C
 def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
     """The estimate of XLA's asynchronous copies, as one kernel that overlaps with no other."""
     copies = [i for i in instructions.values() if i.opcode in hlo.COPIES]
-    sizes = {True: 0, False: 0}  # by whether VMEM is the target
+    sizes = {True: 0, False: 0}  # True for copies into VMEM
     for size, into in map(hlo.copied, copies):
         sizes[into] += size
     stall = int(machine.latency + sum(sizes.values()) / machine.bytes_per_cycle) if copies else 0

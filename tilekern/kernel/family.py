@@ -84,7 +84,7 @@ class Family:
         return rule
 
     def part(self, parts: Mapping[str, int]) -> Family | str:
-        """The same kernel or op on parts of the operands; or the reason why it is not proved to compute such parts.
+        """The kernel or op on parts of the operands; or, as a str, the reason why it is not proved to compute parts.
 
         Args:
           parts: by name of a factor of the rule, the number of equal parts that devices have of it.

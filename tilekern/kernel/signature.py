@@ -42,7 +42,7 @@ class Signature:
     """The parameters of a kernel.
 
     Attributes:
-      name: of the kernel.
+      name: the name of the kernel.
       arrays: the positional parameters: inputs, then outputs.
       blocks: the keyword-only parameters that are block sizes, with their defaults.
       statics: the other keyword-only parameters, with their defaults (`inspect.Parameter.empty` if none).
