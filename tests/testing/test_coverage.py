@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
+
 from tilekern.ir.parse import parse
 from tilekern.testing.programs.coverage import FACTS, PLACES, all_uses, drawn, facts_of, uses_of
 
@@ -68,4 +70,11 @@ def test_random_programs_have_each_pair() -> None:
         cells |= {tuple(getattr(use, n) for n in names): True for use in table.uses}
         assert not [cell for cell, is_drawn in cells.items() if not is_drawn], names
     assert not set(product(FACTS, PLACES)) - set(table.facts)
+    assert not [use for use in table.uses if use.impossible]
+
+
+@pytest.mark.slow
+def test_random_programs_have_every_cell_that_is_possible() -> None:
+    table = drawn(10_000)
+    assert not table.missing
     assert not [use for use in table.uses if use.impossible]

@@ -42,10 +42,12 @@ from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
 from tilekern.primitive import call
 from tilekern.testing.fuzz import derivatives, verdicts
-from tilekern.testing.programs import ALL_FEATURES, Program
+from tilekern.testing.programs import FEATURES, Program
 from tilekern.testing.programs.batches import Backend
 from tilekern.testing.programs.control import Generator
+from tilekern.testing.programs.divisible import Divisible
 from tilekern.testing.programs.index_vectors import Chains
+from tilekern.testing.programs.parts import assert_parts_agree
 from tilekern.testing.programs.products import Products
 
 type Outputs = Sequence[Sequence[Array]]
@@ -232,6 +234,13 @@ def judged(programs: Sequence[Program]) -> Outputs:
     return [program.expected for program in programs]
 
 
+def in_parts(programs: Sequence[Program]) -> Outputs:
+    """The outputs that programs should have, if the parts of their sharding rules compute parts of them."""
+    for program in programs:
+        assert_parts_agree(program.func, program.arrays)
+    return [program.expected for program in programs]
+
+
 def differentiated(programs: Sequence[Program]) -> Outputs:
     """The outputs, if the derivatives are JAX's, and each other's transpose."""
     with jax.enable_x64(True):
@@ -256,29 +265,29 @@ def modes(wild: type[Generator]) -> list[Mode]:
     Args:
       wild: the generator of programs that print and assert, which some backends take, and that mask by ranges.
     """
-    every = {"features": ALL_FEATURES}
-    narrow = every | {"dtypes": NARROW}
-    debug = {"make": wild, "features": (*ALL_FEATURES, "debug")}
-    more = {"make": wild, "features": (*ALL_FEATURES, "live", "monoids")}
+    narrow = {"dtypes": NARROW}
+    debug = {"make": wild, "features": (*FEATURES, "debug")}
+    more = {"make": wild, "features": (*FEATURES, "live", "monoids")}
     vectors = {"make": Chains}
     improve = partial(pipeline.run, check=True)
     return [
         Mode("passes", partial(by_interpreter, change=improve), more),
         Mode("passes on request", partial(by_interpreter, change=on_request), more),
         Mode("text", _quietly(partial(by_interpreter, change=through_text)), debug),
-        Mode("orders", in_any_order, every),
-        Mode("batches", batched, every),
-        Mode("verdicts", judged, every),
-        Mode("derivatives", differentiated, every | {"dtypes": (F64,)}, batch=8),
+        Mode("orders", in_any_order),
+        Mode("batches", batched),
+        Mode("verdicts", judged),
+        Mode("parts", in_parts, {"make": Divisible}),
+        Mode("derivatives", differentiated, {"dtypes": (F64,)}, batch=8),
         Mode("cpu:xla", by_xla, more),
-        Mode("cpu:xla without passes", partial(by_xla, optimize=False), every),
+        Mode("cpu:xla without passes", partial(by_xla, optimize=False)),
         Mode("cpu:xla without x64", partial(by_xla, x64=False), narrow),
         Mode("cpu:xla with prints", _quietly(by_xla), debug),
         Mode("cpu:llvm", by_llvm, more, package="llvmlite"),
         Mode("cpu:llvm without x64", partial(by_llvm, x64=False), narrow, package="llvmlite"),
         Mode("cpu:llvm with prints", _quietly(by_llvm), debug, package="llvmlite"),
-        Mode("cpu:xla in one op", partial(in_one_op, target="cpu:xla"), every),
-        Mode("cpu:llvm in one op", partial(in_one_op, target="cpu:llvm"), every, package="llvmlite"),
+        Mode("cpu:xla in one op", partial(in_one_op, target="cpu:xla")),
+        Mode("cpu:llvm in one op", partial(in_one_op, target="cpu:llvm"), package="llvmlite"),
         Mode("cpu:xla index vectors", by_xla, vectors),
         Mode("cpu:llvm index vectors", by_llvm, vectors, package="llvmlite"),
         Mode("cuda:sm_90 index vectors", by_triton, vectors, package="triton"),

@@ -18,13 +18,11 @@ from tilekern.testing.programs.control import Generator
 from tilekern.testing.programs.facts import Fact
 from tilekern.testing.programs.values import Choose, draw_array
 
-__all__ = ["ALL_FEATURES", "FEATURES", "Program", "assert_agrees", "build", "inputs_of"]
+__all__ = ["FEATURES", "Program", "assert_agrees", "build", "inputs_of"]
 
 DTYPES_OF_VALUES = tuple(DTYPES.values())
-FEATURES = tuple(feature for feature in Generator.MOVES if feature != "uses")
+FEATURES = tuple(Generator.MOVES)
 """Features of programs beyond elementwise ops and plain loads and stores; leave out those that a backend rejects."""
-ALL_FEATURES = tuple(Generator.MOVES)
-"""With "uses", too: a value of each kind is used, moved in each way, in an op of each kind."""
 
 
 class Made(Protocol):

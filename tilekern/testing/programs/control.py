@@ -18,7 +18,7 @@ from tilekern.testing.programs.values import Choose, Scope
 
 # How many moves a block makes at most, by how deep it is nested.
 _MOVES = (11, 4, 2)
-_FEW = 7  # more than two, of a small program
+_FEW = 12  # more than two, of a small program
 
 
 class Generator(FactsOfPlaces):
@@ -41,7 +41,7 @@ class Generator(FactsOfPlaces):
         "while": ("loop",),
         "switch": ("switch",),
         "hoist": ("hoist",),
-        "order": ("scan", "sort", "arg_reduce"),
+        "order": ("scan", "linear_scan", "sort", "arg_reduce"),
         "places": ("take", "dynamic_slice", "dynamic_update"),
         "bitcast": ("bitcast",),
         "digits": ("arithmetic",) * 2,
@@ -70,9 +70,11 @@ class Generator(FactsOfPlaces):
         args = tuple(c.value for c in self.grid)
         self.kinds |= dict.fromkeys(args, "index")
 
+        self.facts.update((c.value, Fact(max(1, c.axis.tiles))) for c in self.grid)
+
         def body(*_: Value) -> tuple[Value, ...]:
-            known = [Fact(max(1, c.axis.tiles)) for c in self.grid]
-            with self.inner(args, known):
+            free = [c.value for c in self.free]
+            with self.inner(free, self.fact(*free)):
                 self.top_level()
                 for value in [*list(self.scope.unused)[::-1], *[self.any()] * (not self.outputs)][:4]:
                     self.store_value(value)
@@ -196,7 +198,7 @@ class Generator(FactsOfPlaces):
 
         def yields() -> list[Value]:
             if first is not None:
-                self.use_carry(args[1])
+                self.use_in_loop(index, args[1])
             return [self._next(a, i, axis.tiles) for a, i in zip(args[1:], inits, strict=True)]
 
         self.folds.append((counter, *bounds))
@@ -287,7 +289,7 @@ class Generator(FactsOfPlaces):
         """Values that depend on grid indices and inputs only."""
         outer = self.scope, self.counters
         index = self.number(0, INDEX)
-        self.scope, self.counters = Scope([c.value for c in self.grid]), list(self.grid)
+        self.scope, self.counters = Scope([c.value for c in self.free]), list(self.free)
         was, self.hoisting = self.hoisting, True
         results: list[Value] = []
 

@@ -18,7 +18,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, kind_of
-from tilekern.testing.programs import ALL_FEATURES
+from tilekern.testing.programs import FEATURES
 from tilekern.testing.programs.batches import sample
 from tilekern.testing.programs.facts import COMPARISONS
 from tilekern.testing.programs.kinds import CONSUMERS, PRODUCERS, RELATIONS, impossible, kind
@@ -53,7 +53,7 @@ class Use:
     @property
     def impossible(self) -> str:
         """The reason why no program has it; "" if there is none."""
-        return impossible(self.op, self.producer, self.relation)
+        return impossible(self.op, self.producer, self.relation, self.several)
 
     def __str__(self) -> str:
         return f"{self.op} of {self.producer}, {self.relation}, {'several uses' if self.several else 'one use'}"
@@ -71,7 +71,7 @@ class Tally:
     def missing(self) -> list[str]:
         """The cells that are possible and that no program has."""
         uses = [str(u) for u in all_uses() if not self.uses.get(u) and not u.impossible]
-        pairs = [(f, p) for f, p in product(FACTS, PLACES) if not self.facts.get((f, p)) and not no_place(f, p)]
+        pairs = [pair for pair in product(FACTS, PLACES) if not self.facts.get(pair)]
         return [*uses, *(f"{fact} in {place}" for fact, place in pairs)]
 
     def __str__(self) -> str:
@@ -82,12 +82,6 @@ def all_uses() -> Iterator[Use]:
     """All cells of the first table, possible or not."""
     for op, producer, relation, several in product(CONSUMERS, PRODUCERS, RELATIONS, (False, True)):
         yield Use(op, producer, relation, several)
-
-
-def no_place(fact: str, place: str) -> str:
-    """The reason why a fact cannot be used in a place; "" if it can."""
-    del fact, place
-    return ""
 
 
 def tally(funcs: Iterable[Func]) -> Tally:
@@ -289,7 +283,7 @@ def _shown_uses(table: Tally) -> list[str]:
 def _shown_facts(table: Tally) -> list[str]:
     lines = [f"{'fact':<11} " + " ".join(f"{p:>15}" for p in PLACES)]
     for fact in FACTS:
-        cells = ["-" if no_place(fact, p) else str(table.facts.get((fact, p), 0)) for p in PLACES]
+        cells = [str(table.facts.get((fact, p), 0)) for p in PLACES]
         lines.append(f"{fact:<11} " + " ".join(f"{c:>15}" for c in cells))
     return lines
 
@@ -303,4 +297,4 @@ def _summary(table: Tally) -> list[str]:
 
 def drawn(count: int) -> Tally:
     """The tally of the first random programs of the fuzzer."""
-    return tally(sample(seed, features=ALL_FEATURES)[0].func for seed in range(count))
+    return tally(sample(seed, features=FEATURES)[0].func for seed in range(count))

@@ -7,17 +7,18 @@ from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, I32, TileType
 from tilekern.testing.programs import facts
 from tilekern.testing.programs.facts import Fact
+from tilekern.testing.programs.memory import Counter
 from tilekern.testing.programs.uses import Uses
 
 
 class FactsOfPlaces(Uses):
     """Makes positions of lanes, blocks, extents, and tests of which lanes are inside; data meets them."""
 
-    def use_carry(self, x: Value) -> None:
-        """Use a carry, perhaps beside a fact."""
+    def use_in_loop(self, index: Value, carry: Value) -> None:
+        """Use the index of a loop or its carry, perhaps beside a fact."""
         if not self.upto(2):
             self.fact_of_place()
-        super().use_carry(x)
+        super().use_in_loop(index, carry)
 
     def fact_of_place(self) -> None:
         """What a body may read beside arrays: positions, blocks, extents, which lanes are inside; met by data."""
@@ -57,11 +58,16 @@ class FactsOfPlaces(Uses):
             return None
         if way == 4:
             return counter.value
+        indices = self.indices(counter)
+        return indices if way == 5 else self.ew("lt", indices, self.number(axis.extent, lanes))
+
+    def indices(self, counter: Counter) -> Value:
+        """The positions of the lanes of a tile."""
+        axis, scalar = counter.axis, TileType((), I32)
         start = self.ew("mul", counter.value, self.number(axis.block, scalar))
         self.facts[start] = Fact(max(1, axis.extent))
-        first = self.emit(Broadcast(operands=(start,), shape=lanes.shape, dims=()), self.facts[start], visible=False)
-        indices = self.ew("add", first, self.emit(Iota(shape=lanes.shape, dtype=I32, dim=0), Fact(axis.block)))
+        shape = (axis.block,)
+        first = self.emit(Broadcast(operands=(start,), shape=shape, dims=()), self.facts[start], visible=False)
+        indices = self.ew("add", first, self.emit(Iota(shape=shape, dtype=I32, dim=0), Fact(axis.block)))
         self.facts[indices] = Fact(axis.extent + axis.block)
-        if way == 5:
-            return indices
-        return self.ew("lt", indices, self.number(axis.extent, lanes))
+        return indices

@@ -7,6 +7,10 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import kind_of
 from tilekern.testing.programs.facts import COMPARISONS, SMOOTH, SMOOTH_PAIRS
 
+NUMBERS = ("float", "signed", "unsigned")
+EVERY = (*NUMBERS, "bool")
+"""Kinds of dtypes."""
+
 RELATIONS = ("same", "broadcast", "sliced from 0", "sliced inside", "transposed", "reversed", "reshaped")
 """How an operand comes from the value that its producer made."""
 
@@ -19,6 +23,7 @@ _COMPUTED = (
     "dot",
     "reduce",
     "scan",
+    "linear_scan",
     "sort",
     "arg_reduce",
     "take",
@@ -34,7 +39,6 @@ CONSUMERS = (*_COMPUTED, "load", "store", "atomic", "carry")
 # Ops of one kind, by name.
 _KINDS = {
     "bitcast": "convert",
-    "linear_scan": "scan",
     "top_k": "arg_reduce",
     "dynamic_slice": "dynamic",
     "dynamic_update_slice": "dynamic",
@@ -49,6 +53,7 @@ _FEATURES = {
     "dot": "dot",
     "reduce": "reduce",
     "scan": "order",
+    "linear_scan": "order",
     "sort": "order",
     "arg_reduce": "order",
     "take": "places",
@@ -81,14 +86,43 @@ def feature(kind: str) -> str:
     return _FEATURES.get(kind, "")
 
 
-def impossible(op: str, producer: str, relation: str) -> str:
-    """The reason why no op of a kind has an operand of a producer, in some relation; "" if there is none."""
-    if producer == "comparison" and op in ("smooth", "dot", "scan", "arg_reduce"):
-        return f"{op} takes no bool"
-    if op == "smooth" and producer in ("index", "arg_reduce"):
-        return "smooth functions take floats, which these are not"
+# Kinds of dtypes of the results of kinds of ops, and of the values that they compute with; of others any.
+_MAKES = {
+    "comparison": ("bool",),
+    "smooth": ("float",),
+    "linear_scan": ("float",),
+    "index": ("signed",),
+    "arg_reduce": ("signed",),
+    **dict.fromkeys(("dot", "scan"), NUMBERS),
+}
+_TAKES = {
+    "smooth": ("float",),
+    "linear_scan": ("float",),
+    **dict.fromkeys(("dot", "scan", "arg_reduce"), NUMBERS),
+}
+# Ops on tiles that have a dim, and ops whose results have one.
+_ALONG_DIMS = ("dot", "scan", "linear_scan", "sort", "arg_reduce", "concatenate")
+_WITH_DIMS = ("scan", "linear_scan", "sort", "concatenate", "iota")
+
+
+def impossible(op: str, producer: str, relation: str, several: bool) -> str:
+    """The reason why no op of a kind has an operand of a producer, in some relation; "" if there is none.
+
+    Args:
+      op: the kind of the op.
+      producer: that of the value.
+      relation: how the value was moved.
+      several: the value is used in other ways, too.
+    """
+    makes, takes = _MAKES.get(producer, EVERY), _TAKES.get(op, EVERY)
+    if not set(makes) & set(takes):
+        return f"{op} takes {' and '.join(takes)}, and {producer} makes {' and '.join(makes)}"
     if producer == "smooth" and op in ("comparison", "arg_reduce"):
         return "what rounds must not reach an op that jumps: correct backends may differ"
-    if producer == "index" and relation == "same" and op in ("dot", "scan", "sort", "arg_reduce", "concatenate"):
+    if producer == "index" and relation == "same" and op in _ALONG_DIMS:
         return "an index is a scalar, and these ops take tiles with dims"
+    if op == "load" and producer in _WITH_DIMS and relation == "same" and makes == ("float",):
+        return "a load takes floats as its fill, a scalar, which these are not"
+    if producer == "index" and op == "store" and relation != "same" and not several:
+        return "the place of a store depends on the index, too, so that each element is stored once"
     return ""

@@ -58,6 +58,7 @@ class Memory(Places):
 
     Attributes:
       seed: of the arrays; those of odd seeds have NaN and infinities.
+      free: counters of the grid that ops may compute with.
       counters: of the grid and of the folds around the current block, as far as they are visible.
       covering: the folds around the current block, if all their iterations run it; else None.
       places: what the program has certainly stored before.
@@ -71,7 +72,8 @@ class Memory(Places):
         self.sizes = [*(a.block for a in self.axes), self.pick(self._blocks), self.pick(self._blocks)]
         self.inputs = [self._input(f"x{n}") for n in range(1 + self.upto(2))]
         self.outputs: list[Value] = []
-        self.counters = list(self.grid)
+        self.free = self.grid
+        self.counters = list(self.free)
         self.covering: tuple[Counter, ...] | None = ()
         self.places: list[Place] = []
         # How often at most an op of the current block runs, in all programs.
@@ -243,9 +245,8 @@ class Memory(Places):
         counters = [*self.grid, *covering]
         entries: list[tuple[int, Dim, Value | None]] = []
         for size in tile.shape:
-            matching = [c for c in counters if c.axis.block == size and not c.offset]
-            if matching and self.upto(2):
-                counter = self.pick(matching)
+            counter = self._along(counters, size)
+            if counter is not None:
                 counters.remove(counter)
                 entries.append((counter.axis.extent, *self._own_tile(counter)))
             else:
@@ -265,6 +266,11 @@ class Memory(Places):
         assert place.access.shape == tile.shape
         self.places.append(place)
         return place
+
+    def _along(self, counters: Sequence[Counter], size: int) -> Counter | None:
+        """The counter of the tiles that lie along a dim of an output; None if the dim is that of the tile alone."""
+        matching = [c for c in counters if c.axis.block == size and not c.offset]
+        return self.pick(matching) if matching and self.upto(2) else None
 
     def _output(self, shape: tuple[int, ...], dtype: DType, role: Role) -> Value:
         output = Value(RefType(shape, dtype, role), f"o{len(self.outputs)}")

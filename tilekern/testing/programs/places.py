@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tilekern.ir.compute import Bitcast
+from tilekern.ir.compute import Bitcast, Convert
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
-from tilekern.ir.types import BOOL, I32, INDEX, TileType, kind_of
+from tilekern.ir.ordering import ArgReduce, Cumulative, LinearScan, Scan, Sort
+from tilekern.ir.types import BOOL, F32, F64, I32, INDEX, TileType, kind_of
 from tilekern.testing.programs import facts
 from tilekern.testing.programs.facts import Fact, union
 from tilekern.testing.programs.values import LARGEST, Values
@@ -61,6 +61,22 @@ class Places(Values):
         else:
             fact = facts.reduce(monoid, self.facts[x], length, x.tile.dtype)
         return fact and self.emit(Scan(operands=(x,), monoid=monoid, dim=dim, reverse=bool(self.upto(1))), fact)
+
+    def linear_scan(self) -> Value | None:
+        """A linear recurrence of some float."""
+        return self.recurrence(self.any("float"))
+
+    def recurrence(self, terms: Value) -> Value | None:
+        """A linear recurrence along a dim, whose factors are -1, 0 or 1, so that it is as exact as a sum."""
+        if terms.tile.dtype not in (F32, F64) or not terms.tile.shape:
+            return None
+        dim = self._dim_of(terms)
+        fact = facts.reduce("sum", self.facts[terms], terms.tile.shape[dim], terms.tile.dtype)
+        if fact is None:
+            return None
+        signs = self.clamp(self.value(TileType(terms.tile.shape, I32)), -1, 1)
+        factors = self.emit(Convert(operands=(signs,), dtype=terms.tile.dtype), Fact(1))
+        return self.emit(LinearScan(operands=(factors, terms), dim=dim, reverse=bool(self.upto(1))), fact)
 
     # --- places ---
 

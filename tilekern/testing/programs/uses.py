@@ -5,7 +5,7 @@ Other moves take what they find, and seldom find a slice of a sort. These make e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -16,16 +16,19 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, Position, Term
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, I32, TileType, kind_of
+from tilekern.ir.types import BOOL, F32, F64, I32, TileType, kind_of
 from tilekern.testing.programs import facts
 from tilekern.testing.programs.facts import Fact, union
 from tilekern.testing.programs.kinds import CONSUMERS, PRODUCERS, RELATIONS, feature, impossible, kind
 from tilekern.testing.programs.memory import Memory
 from tilekern.testing.programs.values import LARGEST
 
-_TRIES = 4  # of a producer
-# Functions whose slopes and magnitudes are no larger elsewhere; of numbers up to this magnitude.
-_EVERYWHERE, _FARTHEST = ("tanh", "sin", "cos", "logistic", "atan"), 64.0
+# An op of a kind, which uses a value that was moved in some way.
+type Wish = tuple[str, str]
+
+_TRIES = 6  # of a producer
+# Functions whose slopes and magnitudes are no larger anywhere, infinities included; of numbers up to a magnitude.
+_EVERYWHERE = {"tanh": float("inf"), "logistic": float("inf"), "atan": float("inf"), "sin": 64.0, "cos": 64.0}
 
 
 class Uses(Memory):
@@ -39,8 +42,8 @@ class Uses(Memory):
     def __init__(self, *arguments: Any) -> None:
         self.kinds: dict[Value, str] = {}
         self.allowed: frozenset[str] = frozenset()
-        # The consumer and the relation that the next carry is for.
-        self._wish: tuple[str, str] | None = None
+        # The uses that the next loop is for: of its "carry" or its "index".
+        self._wishes: tuple[str, Sequence[Wish]] | None = None
         super().__init__(*arguments)
 
     def emit(self, op: Op, fact: Fact, visible: bool = True) -> Value:
@@ -48,27 +51,41 @@ class Uses(Memory):
         self.kinds[value] = kind(op)
         return value
 
-    def use_carry(self, x: Value) -> None:
-        """Use a carry in the body of its loop: as is asked for, or in some way."""
-        consumer, relation = self._wish or (self._kind(CONSUMERS), self._relation())
-        self._wish = None
-        if not impossible(consumer, "carry", relation) and self._likes(consumer, x):
-            self.consumed(consumer, self.related(x, relation), x)
+    def use_in_loop(self, index: Value, carry: Value) -> None:
+        """Use the index of a loop or its carry in the body: as is asked for, or the carry in some way."""
+        producer, wishes = self._wishes or ("carry", self._drawn_wishes("carry"))
+        self._wishes = None
+        x = index if producer == "index" else carry
+        for consumer, relation in wishes:
+            if self._likes(consumer, x):
+                self.consumed(consumer, self.related(x, relation), x if len(wishes) > 1 else None)
 
     def use_somehow(self) -> None:
-        """Use a value of some kind, moved in some way, in an op of some kind."""
-        producer, consumer = self._kind(PRODUCERS), self._kind(CONSUMERS)
-        relation = self._relation()
-        if impossible(consumer, producer, relation):
+        """Use a value of some kind, moved in some way, in an op of some kind; perhaps in two."""
+        producer = self._kind(PRODUCERS)
+        wishes = self._drawn_wishes(producer)
+        if not wishes:
             return
-        if producer == "carry":
-            self._wish = consumer, relation
-            self.carried(self._liked(consumer))
+        (consumer, relation), *others = wishes
+        # The index of a grid is used by stores, too; that of a loop may have one use.
+        if producer == "carry" or (producer == "index" and not others):
+            self._wishes = producer, wishes
+            self.carried(self._liked(consumer if producer == "carry" else "store"))
             return
         for _ in range(_TRIES):
-            x = self._produced(producer, consumer)
-            if x is not None and self.consumed(consumer, self.related(x, relation), x):
+            x = self._produced(producer, consumer, unused=not others)
+            if x is not None and self.consumed(consumer, self.related(x, relation), x if others else None):
+                for consumer, relation in others:
+                    self.consumed(consumer, self.related(x, relation), x)
+                if not others and x in self.scope.values and self.upto(3):
+                    self.scope.values.remove(x)  # so that nothing else uses it
                 return
+
+    def _drawn_wishes(self, producer: str) -> list[Wish]:
+        """One use of a value, or two."""
+        several = self.chance(3)
+        wishes = [(self._kind(CONSUMERS), self._relation()) for _ in range(_TRIES)]
+        return [wish for wish in wishes if not impossible(wish[0], producer, wish[1], several)][: 1 + several]
 
     def _relation(self) -> str:
         return self.pick(RELATIONS if "shape" in self.allowed else RELATIONS[:2])
@@ -78,15 +95,16 @@ class Uses(Memory):
 
     # --- producers ---
 
-    def _produced(self, producer: str, consumer: str) -> Value | None:
+    def _produced(self, producer: str, consumer: str, unused: bool) -> Value | None:
         """A value of a kind: one that is there, or another one; of a dtype and a shape that the consumer likes."""
-        there = [v for v in self.scope.values if self.kinds.get(v) == producer and self._likes(consumer, v)]
+        values = [*self.scope.unused] if unused else self.scope.values
+        there = [v for v in values if self.kinds.get(v) == producer and self._likes(consumer, v)]
         if there and (producer == "index" or self.upto(2)):
             return self.pick(there[::-1][:6])
         if (make := self._makers.get(producer)) is None:
             return None
         before = len(self.scope.values)
-        make(self._liked(consumer))
+        make(self._liked("smooth" if producer in ("smooth", "linear_scan") else consumer))
         new = [v for v in self.scope.values[before:] if self.kinds.get(v) == producer]
         return new[-1] if new else None
 
@@ -102,12 +120,14 @@ class Uses(Memory):
                 return not self.facts[x].error
             case "scan" | "dot":
                 return dtype != BOOL
+            case "linear_scan":
+                return dtype in (F32, F64)
             case _:
                 return True
 
     def _liked(self, consumer: str) -> Value:
         """An operand for a producer."""
-        if consumer == "smooth":
+        if consumer in ("smooth", "linear_scan"):
             return self.tame(self.any("float"), 2)
         if consumer == "load":
             shape = () if self.upto(1) else (self.pick(self.sizes),)
@@ -132,6 +152,7 @@ class Uses(Memory):
             "dot": self._multiplied,
             "reduce": self._reduced,
             "scan": self._scanned,
+            "linear_scan": self.recurrence,
             "sort": self._sorted,
             "arg_reduce": self._found,
             "take": self._taken,
@@ -142,7 +163,7 @@ class Uses(Memory):
         }
 
     def _compared(self, x: Value, source: Value | None = None) -> Value | None:
-        other = self._partner(x, source or x)
+        other = self._partner(x, source)
         if any(f.error for f in self.fact(x, other)):
             return None
         return self.ew(self.pick(facts.COMPARISONS), x, other)
@@ -152,9 +173,10 @@ class Uses(Memory):
         raise NotImplementedError
 
     def _loaded(self, tile: TileType) -> None:
-        refs = [r for r in self.inputs if r.ref.dtype == tile.dtype and len(r.ref.shape) >= len(tile.shape)]
+        refs = [r for r in self.inputs if r.ref.dtype == tile.dtype]
         if refs and tile.size <= LARGEST:
-            self._load(self.pick(refs), tile.shape)
+            ref = self.pick(refs)
+            self._load(ref, tile.shape[: len(ref.ref.shape)])
 
     def _counted(self, tile: TileType) -> None:
         shape = tile.shape or (self.pick(self.sizes),)
@@ -217,7 +239,7 @@ class Uses(Memory):
 
     # --- consumers ---
 
-    def consumed(self, consumer: str, x: Value, source: Value) -> bool:
+    def consumed(self, consumer: str, x: Value, source: Value | None = None) -> bool:
         """Use a value in an op of a kind, perhaps beside its source; False if that does not go."""
         if not self._likes(consumer, x) or (not x.tile.size and self.upto(7)):
             return False
@@ -249,15 +271,15 @@ class Uses(Memory):
 
     hoisting = False
 
-    def _partner(self, x: Value, source: Value) -> Value:
+    def _partner(self, x: Value, source: Value | None) -> Value:
         """The source itself, made to fit, or another value of the type."""
-        if self.upto(2) < 2 and (fitting := self.coerce(source, x.tile)) is not None:
+        if source is not None and self.upto(2) < 2 and (fitting := self.coerce(source, x.tile)) is not None:
             return fitting
         return self.value(x.tile)
 
     def arithmetically(self, x: Value, source: Value | None = None) -> Value | None:
         """A function of two values that every dtype has; as they are, or of smaller ones."""
-        other = self._partner(x, source or x)
+        other = self._partner(x, source)
         functions = ["sub", "add", "mul", "max", "min"]
         if x.tile.dtype == BOOL:
             functions = ["and", "or", "xor"]
@@ -272,8 +294,10 @@ class Uses(Memory):
             return None
         fact = self.facts[x]
         domains = {n: d for n, d in facts.SMOOTH.items() if d.low <= -fact.bound and fact.bound <= d.high}
-        domains |= {n: facts.SMOOTH[n] for n in _EVERYWHERE if fact.bound <= _FARTHEST}
-        if fact.inf or not domains:
+        domains = {} if fact.inf else domains
+        if not (fact.inf and fact.error):
+            domains |= {n: facts.SMOOTH[n] for n, farthest in _EVERYWHERE.items() if fact.bound <= farthest}
+        if not domains:
             return self._smooth_of(self.pick([*facts.SMOOTH]), x)
         function = self.pick([*domains])
         found = facts.smooth((domains[function],), (fact,), x.tile.dtype)
@@ -285,17 +309,18 @@ class Uses(Memory):
             which, operands = x, (self.value(tile), self.value(tile))
         else:
             which = self.value(TileType(x.tile.shape, BOOL))
-            other = self._partner(x, source or x)
+            other = self._partner(x, source)
             operands = (x, other) if self.upto(1) else (other, x)
         return self.emit(Select(operands=(which, *operands)), union(*self.fact(*operands)))
 
     def _converted(self, x: Value) -> Value | None:
         """A cast, which may round; of smaller numbers only if it rounds too much."""
-        dtype = self.pick([d for d in self.dtypes if d != x.tile.dtype] or [*self.dtypes])
-        fact = facts.convert(self.facts[x], x.tile.dtype, dtype)
-        if fact is None or fact.inf:
-            return self.converted(x, dtype)
-        return self.emit(Convert(operands=(x,), dtype=dtype), fact)
+        known = {d: facts.convert(self.facts[x], x.tile.dtype, d) for d in self.dtypes if d != x.tile.dtype}
+        as_it_is = {d: fact for d, fact in known.items() if fact is not None and not fact.inf}
+        if not as_it_is:
+            return self.converted(x, self.pick([*known] or [*self.dtypes]))
+        dtype = self.pick([*as_it_is])
+        return self.emit(Convert(operands=(x,), dtype=dtype), as_it_is[dtype])
 
     def _multiplied(self, x: Value, source: Value | None = None) -> Value | None:
         """A product along the last dim, with the source or another value."""
@@ -303,20 +328,19 @@ class Uses(Memory):
             return None
         shape, last = x.tile.shape, len(x.tile.shape) - 1
         n = shape[-1]
-        column = source is not None and source.tile.dtype == x.tile.dtype and source.tile.shape[:1] == (n,)
-        if column and source is not None and self.upto(2):
+        if source is not None and source.tile.dtype == x.tile.dtype and source.tile.shape[:1] == (n,) and self.upto(2):
             other = source
         else:
             others = (n, self.pick(self.sizes)) if len(shape) > 1 or self.upto(1) else (n,)
             other = self.value(TileType(others, x.tile.dtype))
         if x.tile.size * other.tile.size > 16 * LARGEST * max(n, 1):
             return None
-        dims = ((last,), (0,))
-        for operands in ((x, other), (x, self.tame(other, 2)), (self.tame(x, 2), self.tame(other, 2))):
-            fact = facts.dot(self.facts[operands[0]], self.facts[operands[1]], n, x.tile.dtype, "ieee")
+        for tamed in range(3):  # the other side first, so that the value is used as it is
+            fact = facts.dot(self.facts[x], self.facts[other], n, x.tile.dtype, "ieee")
             if fact is not None:
-                op = Dot(operands=operands, contract=dims)
+                op = Dot(operands=(x, other), contract=((last,), (0,)))
                 return None if op.result.tile.size > LARGEST else self.emit(op, fact)
+            x, other = (x, self.tame(other, 2)) if tamed == 0 else (self.tame(x, 2), other)
         return None
 
     def _reduced(self, x: Value) -> Value | None:
@@ -394,7 +418,7 @@ class Uses(Memory):
         return self.emit(op, union(*self.fact(x, update)))
 
     def _joined(self, x: Value, source: Value | None = None) -> Value | None:
-        other = self._partner(x, source or x)
+        other = self._partner(x, source)
         if not x.tile.shape or x.tile.size + other.tile.size > LARGEST:
             return None
         operands = (x, other) if self.upto(1) else (other, x)
