@@ -11,6 +11,7 @@ from tests.lower.library import CASES, family
 from tests.lower.llvm.machines import ALL
 from tests.lower.llvm.plans import every_step, planned
 from tilekern.errors import PlanError
+from tilekern.ir.parse import parse
 from tilekern.lower.llvm.plan.steps import BufferCopies
 from tilekern.lower.llvm.plan.verify_plan import verify_plan
 from tilekern.lower.target import TARGETS
@@ -37,6 +38,38 @@ def test_kernels(name: str) -> None:
     for case in CASES[name][:3]:
         for machine in ALL:
             verify_plan(*planned(family(name, case.name, "bfloat16").func(TARGETS["cpu:llvm"]), machine))
+
+
+UNREAD = """
+func @f(%x: ref<i32[12], in>, %out: ref<i32[12], out>) {
+  grid %i in i[12 by 2]
+  %0 = constant 2 : i32[]
+  %1 = rem(%i, %0) : i32[]
+  %2 = constant true : bool[2]
+  %3 = switch(%1) do {
+    yield %2
+  } do {
+    yield %2
+  } : bool[2]
+  %4 = broadcast(%i) {dims=[]} : i32[2]
+  %5 = constant 3 : i32[2]
+  %6 = rem(%4, %5) : i32[2]
+  %7 = constant 0 : i32[2]
+  %8 = ne(%6, %7) : bool[2]
+  %9 = load %x[2*%i +: 2] mask %8 : i32[2]
+  %10 = and(%3, %8) : bool[2]
+  %11 = sort(%9) {dim=0} : i32[2]
+  %12 = sort(%9, %10) {dim=0, pick=1} : bool[2]
+  %13 = select(%12, %11, %5) : i32[2]
+  store %13 to %out[2*%i +: 2]
+}
+"""
+
+
+def test_a_tile_that_is_never_read_leaves_the_buffer_of_an_operand_to_another() -> None:
+    """The mask is stored for the loads of another loop nest, which compute it themselves."""
+    for machine in ALL:
+        verify_plan(*planned(parse(UNREAD), machine))
 
 
 @tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype))

@@ -177,7 +177,7 @@ class _OffsetAssigner:
         """Compute tiles in buffers that the loop nest reads for the last time."""
         for m in step.maps:
             target = m.buffer.root
-            if target.first_use != step.number:
+            if target.first_use != step.number or target.last_use == step.number:  # another tile, or no later reader
                 continue
             for source in list(self._uses):
                 root = source.root
