@@ -123,42 +123,45 @@ def test_every_file_has_a_room() -> None:
     assert {room_of(file) for file in files_of_package()} == {*ROOMS}
 
 
+TEXTS = {
+    "tilekern/ir/a.py": "def f(x):\n    x = g(x)\n    return x\n",
+    "tilekern/lang/b.py": "from tilekern.ir import (\n    a,\n)",
+}
+
+
+def recorded(name: str, seconds: float, lines: int = 0b0100, **flags: bool) -> Recorded:
+    return Recorded(name, seconds, {"tilekern/ir/a.py": lines} if lines else {}, **flags, texts=TEXTS)
+
+
 RECORDED = Reach(
     [
-        Recorded("tests/ir/test_a.py::near", 0.1, {"tilekern/ir/a.py": 0b0100}),
-        Recorded("tests/lang/test_b.py::far", 0.1, {"tilekern/ir/a.py": 0b1100}),
-        Recorded("tests/ir/test_a.py::dear", 9.0, {"tilekern/ir/a.py": 0b0100}),
-        Recorded("tests/ir/test_a.py::broken", 0.1, {"tilekern/ir/a.py": 0b0100}, passed=False),
-        Recorded("tests/test_c.py::starts", 0.1, starts=True),
+        recorded("tests/ir/test_a.py::near", 0.1),
+        recorded("tests/lang/test_b.py::far", 0.1, 0b1100),
+        recorded("tests/ir/test_a.py::dear", 9.0),
+        recorded("tests/ir/test_a.py::broken", 0.1, passed=False),
+        recorded("tests/test_c.py::starts", 0.1, 0, starts=True),
         Recorded("tests/test_c.py::other", 0.1, {"tilekern/lang/b.py": 1}),
-        Recorded("tests/meshes/test_d.py::divided", 0.1, {"tilekern/ir/a.py": 0b0100}),
+        recorded("tests/meshes/test_d.py::divided", 0.1),
     ],
-    {
-        "tilekern/ir/a.py": "def f(x):\n    x = g(x)\n    return x\n",
-        "tilekern/lang/b.py": "from tilekern.ir import (\n a,\n)",
-    },
+    TEXTS,
 )
 
 
 def test_tests_that_reach_a_fault_start_with_those_that_are_cheap_and_near() -> None:
-    text = RECORDED.texts["tilekern/ir/a.py"]
-    (fault,) = (edit for edit in edits("tilekern/ir/a.py", text) if edit.kind == "drop")
-    later = f"# A comment.\n{text}"
-    (moved,) = (edit for edit in edits("tilekern/ir/a.py", later) if edit.kind == "drop")
-    wanted = ["near", "far", "divided", "dear", "starts"]
-    for each, of in ((fault, text), (moved, later)):
-        assert [test.name.partition("::")[2] for test in matrix.reaching(each, RECORDED, of)] == wanted
+    before = TEXTS["tilekern/ir/a.py"]
+    for text in (before, f"# A comment.\n{before}"):
+        (fault,) = (edit for edit in edits("tilekern/ir/a.py", text) if edit.kind == "drop")
+        tests = matrix.reaching(fault, Reach(RECORDED.tests, TEXTS | {"tilekern/ir/a.py": text}))
+        assert [test.name.partition("::")[2] for test in tests] == ["near", "far", "divided", "dear", "starts"]
 
 
 def test_code_of_a_module_is_reached_by_the_tests_of_its_file_or_of_those_that_import_it() -> None:
-    assert importers("tilekern/ir/a.py", RECORDED.texts) == {"tilekern/lang/b.py"}
-    assert not importers("tilekern/ir/g.py", RECORDED.texts)
+    assert importers("tilekern/ir/a.py", TEXTS) == {"tilekern/lang/b.py"}
+    assert not importers("tilekern/ir/g.py", TEXTS)
     edit = edits("tilekern/ir/a.py", "A = b + 1\n")[0]
-    assert len(matrix.reaching(edit, RECORDED, "A = b + 1\n")) == 5
-    alone = Reach(RECORDED.tests[4:6], RECORDED.texts)
-    assert [test.name for test in matrix.reaching(edit, alone, "A = b + 1\n")] == [
-        test.name for test in alone.tests[::-1]
-    ]
+    assert len(matrix.reaching(edit, RECORDED)) == 5
+    alone = Reach(RECORDED.tests[4:6], TEXTS)
+    assert [test.name for test in matrix.reaching(edit, alone)] == [test.name for test in alone.tests[::-1]]
 
 
 def test_batches_hold_all_tests_and_grow() -> None:

@@ -2,7 +2,8 @@
 
 Each process of a run writes one file into `FOLDER`, a line of JSON a test: its name, its seconds of the processor, the
 lines of the package that it ran, whether it started a process of Python, and whether it passed. Code that tests run in
-other processes is not seen.
+other processes is not seen. A run that was stopped goes on where it stopped. Where the package has changed since, its
+lines are those that were the same; delete `FOLDER` to record anew.
 
 The lines come from `sys.monitoring`: the first time that a test comes to a line costs a call, each further time none.
 """
@@ -14,7 +15,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Generator, Iterable, Iterator
@@ -46,6 +46,7 @@ class Recorded:
       lines: for each file, bit n is set where the test ran line n.
       starts: True if it started a process of Python.
       passed: False if it failed without any fault.
+      texts: of the files whose lines it ran, as they were then.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Recorded:
     lines: dict[str, int] = field(default_factory=dict[str, int])
     starts: bool = False
     passed: bool = True
+    texts: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def file(self) -> str:
@@ -62,16 +64,19 @@ class Recorded:
 
 @dataclass
 class Reach:
-    """The tests of a recorded run, and the texts of the files whose lines they ran."""
+    """The tests of a recorded run, and the texts of the package now."""
 
-    tests: list[Recorded] = field(default_factory=list[Recorded])
-    texts: dict[str, str] = field(default_factory=dict[str, str])
+    tests: list[Recorded]
+    texts: dict[str, str]
 
-    def of_lines(self, file: str, text: str, lines: Iterable[int]) -> list[Recorded]:
-        """The tests that ran one of the lines of a text, of which the recorded run saw an earlier version perhaps."""
-        was = _was(self.texts.get(file, ""), text)
-        mask = sum({1 << was[line] for line in lines if line in was})
-        return [test for test in self.tests if test.lines.get(file, 0) & mask]
+    def of_lines(self, file: str, lines: Iterable[int]) -> list[Recorded]:
+        """The tests that ran one of the lines of a file, whose text was another one then perhaps."""
+        found: list[Recorded] = []
+        for test in self.tests:
+            was = _was(test.texts.get(file, ""), self.texts[file])
+            if any(test.lines.get(file, 0) >> was[line] & 1 for line in lines if line in was):
+                found.append(test)
+        return found
 
     def of_files(self, files: Collection[str]) -> list[Recorded]:
         """The tests that ran a line of one of the files."""
@@ -90,21 +95,21 @@ def _was(before: str, after: str) -> dict[int, int]:
 def read(folder: Path = FOLDER) -> Reach:
     """The recorded run: of a test that several processes ran, the last one."""
     tests: dict[str, Recorded] = {}
-    texts: dict[str, str] = {}
     masks: dict[str, int] = {}
     for path in sorted(folder.glob("*.gz")):
+        texts: dict[str, str] = {}
         for line in _lines(path):
             row = json.loads(line)
-            texts |= row.get("texts", {})
-            if "test" in row:
-                lines = {sys.intern(name): masks.setdefault(m, int(m, 16)) for name, m in row["lines"].items()}
-                tests[row["test"]] = Recorded(row["test"], row["seconds"], lines, row["starts"], row["passed"])
-    return Reach(list(tests.values()), texts)
+            if "texts" in row:
+                texts = row["texts"]
+                continue
+            lines = {sys.intern(name): masks.setdefault(m, int(m, 16)) for name, m in row["lines"].items()}
+            tests[row["test"]] = Recorded(row["test"], row["seconds"], lines, row["starts"], row["passed"], texts)
+    return Reach(list(tests.values()), files_of_package())
 
 
 def record() -> int:
-    """Run the tests of `make test` in one process, and record them; the status of pytest."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    """Run the tests of `make test` in one process, and record those that are not recorded yet; the status of pytest."""
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "not slow", "-p", "no:cacheprovider"]
     environment = {
         **os.environ,
@@ -147,7 +152,9 @@ class Recorder:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._known = {test.name for test in read(folder).tests}
         self._file = gzip.open(folder / f"{os.getpid()}.gz", "at", compresslevel=6)  # noqa: SIM115 -- closed at the end
+        self._write({"texts": files_of_package()})
         self._lines: set[tuple[str, int]] = set()
         self._names: dict[str, str] = {}
         self._starts, self._passed = False, True
@@ -184,6 +191,17 @@ class Recorder:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         self._starts = self._starts or (event == "subprocess.Popen" and "python" in str(arguments[0] or arguments[1]))
 
+    def _write(self, row: dict[str, Any]) -> None:
+        """Write a row at once: the process may be killed."""
+        print(json.dumps(row), file=self._file)
+        self._file.flush()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out the tests that an earlier run recorded."""
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in self._known])
+        items[:] = [item for item in items if item.nodeid not in self._known]
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Run a test, and write what it reached."""
@@ -202,7 +220,7 @@ class Recorder:
             "lines": {self._names[name]: f"{mask:x}" for name, mask in sorted(lines.items())},
         }
         if item.path.is_relative_to(ROOT):
-            print(json.dumps(row), file=self._file)
+            self._write(row)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -210,8 +228,7 @@ class Recorder:
         self._passed = self._passed and not report.failed
 
     def pytest_sessionfinish(self) -> None:
-        """Write the texts that the lines are of."""
-        print(json.dumps({"texts": files_of_package()}), file=self._file)
+        """All tests are recorded."""
         self._file.close()
 
 
