@@ -142,3 +142,29 @@ func @digits(%n: ref<i32[16], in>, %x: ref<f32[16, 16], in>, %out: ref<f32[16, 4
     np.testing.assert_array_equal(interpret(func, n, x)[0], wanted)
     for machine in (None, *here()):
         np.testing.assert_array_equal(run(LlvmLowering(func, machine), [n, x])[0], wanted)
+
+
+@pytest.mark.parametrize("steps", [300, 1200])
+def test_chains_of_fused_ops_are_longer_than_the_stack_of_python(steps: int) -> None:
+    """A sum over taps that Python's `for` unrolls: each step adds to the one before, and reads a scalar."""
+    lines = "\n".join(
+        f"""
+          %s{n} = load %w[{n % 7}] : i32[]
+          %b{n} = broadcast(%s{n}) {{dims=[]}} : i32[4, 32]
+          %m{n} = mul(%x{n}, %b{n}) : i32[4, 32]
+          %x{n + 1} = add(%m{n}, %x0) : i32[4, 32]"""
+        for n in range(steps)
+    )
+    func = parse(
+        f"""
+        func @chain(%w: ref<i32[7], in>, %x: ref<i32[12, 32], in>, %out: ref<i32[12, 32], out>) {{
+          grid %i in i[12 by 4]
+          %x0 = load %x[4*%i +: 4, 0 +: 32] : i32[4, 32]
+          {lines}
+          store %x{steps} to %out[4*%i +: 4, 0 +: 32]
+        }}"""
+    )
+    random = np.random.default_rng(0)
+    w, x = (random.integers(-9, 9, shape).astype(np.int32) for shape in ((7,), (12, 32)))
+    (found,) = LlvmLowering(func).interpret(w, x)
+    np.testing.assert_array_equal(found, interpret(func, w, x)[0])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import keyword
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilekern.lower.triton.emit import names as module
 from tilekern.lower.triton.emit.names import Names, assigned
 from tilekern.lower.triton.emit.prelude import reserved
 from tilekern.source import UNKNOWN, Loc
@@ -37,6 +39,18 @@ def test_a_wish_is_granted_if_it_can_be() -> None:
         "x3d",
         "a_b",
     ]
+
+
+def test_many_equal_wishes_take_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes on where the one before it ended: a kernel that is unrolled asks for thousands of one name."""
+    looked_at = list[str]()
+    monkeypatch.setattr(module, "reserved", lambda name: looked_at.append(name) or reserved(name))
+    names = Names()
+    for n in range(2, 500, 3):
+        names.fresh(f"acc_{n}")
+    found = [names.copy().fresh("acc"), *(names.fresh("acc") for _ in range(1000))]
+    assert found[:4] == ["acc", "acc", "acc_3", "acc_4"] and len(set(found)) == 1000
+    assert len(looked_at) < 3000
 
 
 def places() -> list[Loc]:

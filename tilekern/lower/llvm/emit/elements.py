@@ -28,6 +28,10 @@ _LINE = 64
 """Bytes of a cache line."""
 
 
+_Request = tuple[Value, Coords, int]
+"""An element: its tile, its coordinates, and the lanes of its vector; 0 for an element alone, whose lane is 0."""
+
+
 class Elements:
     """Emits code that computes, loads and stores elements.
 
@@ -61,24 +65,46 @@ class Elements:
         self._scopes.pop()
 
     def _cached(self, key: Any, make: Any) -> Reg:
-        for scope in self._scopes:
-            if key in scope:
-                return scope[key]
-        element = make()
-        self._scopes[-1][key] = element
+        element = self._known(key)
+        if element is None:
+            element = self._scopes[-1][key] = make()
         return element
 
     # --- elements ---
 
     def element(self, value: Value, coords: Coords, lanes: int = 0) -> Reg:
-        """The element at some coordinates, or a vector of `lanes` elements. Scalars have no coordinates: ()."""
-        if lanes and not any(index.step for index in coords):
-            return self._cached(
-                ("splat", value, coords, lanes), lambda: self.code.splat(self.element(value, coords), lanes)
-            )
-        if not lanes:
-            coords = tuple(Index(i.terms, i.const) for i in coords)
-        return self._cached((value, coords, lanes), lambda: self._element(value, coords, lanes))
+        """The element at some coordinates, or a vector of `lanes` elements. Scalars have no coordinates: ().
+
+        Operands come first, by a stack of its own: of hundreds of fused ops Python's would overflow.
+        """
+        first = _request(value, coords, lanes)
+        if (element := self._known(first)) is not None:
+            return element
+        pending = [(first, iter(self._operands(*first)))]
+        while pending:
+            wanted, operands = pending[-1]
+            missing = next((x for x in operands if self._known(x) is None), None)
+            if missing is not None:
+                pending.append((missing, iter(self._operands(*missing))))
+                continue
+            pending.pop()
+            element = self._scopes[-1][wanted] = self._element(*wanted)
+        assert element is not None
+        return element
+
+    def _known(self, key: Any) -> Reg | None:
+        return next((scope[key] for scope in self._scopes if key in scope), None)
+
+    def _operands(self, value: Value, coords: Coords, lanes: int) -> list[_Request]:
+        """The elements of which an element is made by one op; none for an element that is read from memory."""
+        if _is_splat(coords, lanes):
+            return [_request(value, coords, 0)]
+        if value in self.registers or value in self.expressions.buffers:
+            return []
+        op = self.expressions.definition[value]
+        if isinstance(op, Load):
+            return []
+        return [_request(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)]
 
     def hoist(self, values: Iterable[Value], outer: Coords, inner: str) -> None:
         """Compute the elements that do not depend on the register `inner`, the index of the last dim."""
@@ -95,6 +121,8 @@ class Elements:
                 pending += operand_coords(self.expressions.definition[value], coords, self.clamped_index)
 
     def _element(self, value: Value, coords: Coords, lanes: int) -> Reg:
+        if _is_splat(coords, lanes):
+            return self.code.splat(self.element(value, coords), lanes)
         if value in self.registers:
             return self.registers[value]
         if value in self.expressions.buffers:
@@ -111,9 +139,7 @@ class Elements:
             case Load():
                 return self.load_access(op, coords, lanes)
             case _:
-                operands = [
-                    self.element(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)
-                ]
+                operands = [self.element(*x) for x in self._operands(value, coords, lanes)]
                 if not isinstance(op, elementwise.KINDS):
                     return operands[0]
                 return elementwise.emit(self.code, op, operands, value in self._flushing)
@@ -464,6 +490,15 @@ class Elements:
 def index_of(number: Reg, step: int = 0) -> Index:
     """A register or a constant as an index, plus `step` times the lane's number."""
     return register(number.text, step) if number.text.startswith("%") else Index((), int(number.text), step)
+
+
+def _request(value: Value, coords: Coords, lanes: int) -> _Request:
+    return value, coords if lanes else tuple(Index(i.terms, i.const) for i in coords), lanes
+
+
+def _is_splat(coords: Coords, lanes: int) -> bool:
+    """True if all lanes of a vector are one element."""
+    return lanes > 0 and not any(index.step for index in coords)
 
 
 def _steps(step: int, type: Type, lanes: int) -> Reg:

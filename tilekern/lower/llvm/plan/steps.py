@@ -185,27 +185,27 @@ class Expressions:
     def of(self, space: tuple[int, ...], values: Iterable[Value]) -> FusedExpression:
         """The fused expression of values that are computed for each lane of an iteration space."""
         fused, seen = FusedExpression(), set[tuple[Value, ElementMap]]()
-        for value in values:
-            self._visit(value, ElementMap.over(space, len(value.tile.shape)), fused, seen)
+        # Of hundreds of fused ops a recursion would overflow Python's stack.
+        pending = [(value, ElementMap.over(space, len(value.tile.shape))) for value in reversed(list(values))]
+        while pending:
+            read = pending.pop()
+            if read not in seen:
+                seen.add(read)
+                pending += reversed(self._visit(*read, fused))
         return fused
 
-    def _visit(
-        self, value: Value, elements: ElementMap, fused: FusedExpression, seen: set[tuple[Value, ElementMap]]
-    ) -> None:
-        if (value, elements) in seen:
-            return
-        seen.add((value, elements))
+    def _visit(self, value: Value, elements: ElementMap, fused: FusedExpression) -> list[tuple[Value, ElementMap]]:
+        """Note a value that an expression reads; the operands of which it is computed, and their elements."""
         own = elements.is_identity_of(value.tile.shape)
         if self.is_available(value):
             fused.leaves[value] = own and fused.leaves.get(value, True)
-            return
+            return []
         fused.inner[value] = own and fused.inner.get(value, True)
         op = self.definition[value]
         for operand in op.operands:
             if isinstance(operand.type, TileType) and not operand.tile.shape:
                 fused.leaves.setdefault(operand, True)
-        for operand, coords in operand_coords(op, elements.coords, symbolic_start):
-            self._visit(operand, elements.to(coords), fused, seen)
+        return [(x, elements.to(coords)) for x, coords in operand_coords(op, elements.coords, symbolic_start)]
 
     def cost(self, value: Value) -> int:
         """Estimated instructions for one element of a tile."""

@@ -20,6 +20,7 @@ class Names:
 
     def __init__(self) -> None:
         self._used: set[str] = set()
+        self._numbers: dict[str, int] = {}
 
     def copy(self) -> Names:
         """A copy with the same names in use, which hands out names independently."""
@@ -31,11 +32,14 @@ class Names:
         """A name like `hint`, with a number behind it if `hint` is taken."""
         base = re.sub(r"[\W_]+", "_", hint, flags=re.ASCII).strip("_") or "x"
         base = f"x{base}" if base[0].isdigit() else base
-        name, number = base, 1
+        # Names are never given back: the search for a free one goes on where the last one for this base ended.
+        number = self._numbers.get(base, 1)
+        name = base if number == 1 else f"{base}_{number}"
         while name in self._used or name in _TAKEN or keyword.iskeyword(name) or reserved(name):
             number += 1
             name = f"{base}_{number}"
         self._used.add(name)
+        self._numbers[base] = number
         return name
 
 
