@@ -110,7 +110,7 @@ class GatherWarning(UserWarning):
 
 
 class LargeProgramWarning(UserWarning):
-    """A kernel becomes a program that takes the target's compiler minutes."""
+    """A kernel becomes a program that takes the target's compiler minutes, or that spills nearly all of its values."""
 
 
 class AssemblerWarning(UserWarning):

@@ -47,6 +47,41 @@ def test_a_large_program_is_warned_of(target: str, monkeypatch: pytest.MonkeyPat
     assert _line(found) == "y = jnp.sin(y) * 3 + 1"
 
 
+def _interrupt(*_: Any, **__: Any) -> None:
+    raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    ("target", "legalize"),
+    [
+        ("cpu:xla", "tilekern.lower.xla.lowering.legalize"),
+        ("cpu:llvm", "tilekern.lower.llvm.lowering.legalize"),
+        ("cuda:sm_90", "tilekern.lower.triton.build.legalize"),
+        ("tpu:v5e", "tilekern.lower.mosaic.lowering.legalize"),
+    ],
+)
+def test_the_warning_comes_before_the_passes_of_a_target(
+    target: str, legalize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take long, too, and count the operations again: there is one warning of both counts."""
+    traced = unrolled.trace(jax.ShapeDtypeStruct((64, 128), jnp.float32))
+    monkeypatch.setattr(sizes, "MOST_OPERATIONS", 100)
+    with pytest.warns(LargeProgramWarning) as caught:
+        traced.lower(target)
+    assert len(caught) == 1
+    monkeypatch.setattr(legalize, _interrupt)
+    with pytest.warns(LargeProgramWarning, match="unrolled becomes"), pytest.raises(InterruptedError):
+        unrolled.trace(jax.ShapeDtypeStruct((72, 128), jnp.float32)).lower(target)
+
+
+def test_elements_that_are_written_out_are_counted_before_code_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "MOST_OPERATIONS", 1000)
+    monkeypatch.setattr("tilekern.lower.mosaic.lowering.call", _interrupt)
+    types = jax.ShapeDtypeStruct((200, 256), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    with pytest.warns(LargeProgramWarning, match="scattered becomes"), pytest.raises(InterruptedError):
+        scattered.trace(*types).lower("tpu:v5e")
+
+
 def test_elements_written_one_by_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "MOST_OPERATIONS", 1000)
     types = jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)

@@ -25,19 +25,24 @@ MOST_OPERATIONS = 50_000
 _NONE: Mapping[Op, int] = MappingProxyType({})
 
 
-def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -> None:
+def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -> bool:
     """Issue a `LargeProgramWarning` if a program takes compilers long; it names the line with most operations.
 
+    A backend calls it twice: first with the Func that it is given, as legalisation takes long, too.
+
     Args:
-      func: the Func, legal for the target.
+      func: the Func.
       target: the target's name.
       written_out: the number of operations of each op that the backend unrolls.
+
+    Returns:
+      True if the warning was issued.
     """
     lines = Counter[source.Loc]()
     for op in func.walk():
         lines[op.loc] += written_out.get(op, 1)
     if lines.total() <= MOST_OPERATIONS:
-        return
+        return False
     ((loc, most),) = lines.most_common(1)
     message = (
         f"{func.name} becomes {lines.total()} operations for {target}, {most} of them from this line: "
@@ -45,6 +50,7 @@ def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -
         "sort, gather, or store at odd places, fewer elements at once"
     )
     warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
+    return True
 
 
 def refuse_large(func: Func, backend: str, *, longest: int | None = None, programs: int = MOST_PROGRAMS) -> Func:

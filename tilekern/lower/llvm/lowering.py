@@ -42,8 +42,10 @@ class LlvmLowering:
 
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.working_host()
+        warned = warn_large(func, "cpu:llvm")
         self._legal = legalize(func, self.machine)
-        warn_large(self._legal, "cpu:llvm")
+        if not warned:
+            warn_large(self._legal, "cpu:llvm")
         self._plan = make_plan(self._legal, self.machine)
         self.program: Program = emit(self._legal, self._plan, self.machine)
         with source.at(func.loc):

@@ -48,11 +48,13 @@ class MosaicLowering:
     def __init__(self, func: Func, target: Target, evaluate: Evaluate) -> None:
         self.func, self.target, self._evaluate = func, target, evaluate
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
+        warned = warn_large(func, self._chip.name)
         self._reshaped = reshape_arrays(func)
         self.planned: KernelPlan = plan_kernel(
             legalize(self._reshaped.func, self._chip.name.removeprefix("tpu:")), self._chip
         )
-        warn_large(self.planned.func, self._chip.name, self.planned.unrolled_ops)
+        if not warned:
+            warn_large(self.planned.func, self._chip.name, self.planned.unrolled_ops)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @_jax.emits

@@ -23,6 +23,7 @@ from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.plan.launch_options import default_warps
+from tilekern.lower.triton.plan.register_demand import warn_of_spills
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 from tilekern.lower.triton.program import Program
 
@@ -38,11 +39,14 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
       chip: the GPU to run on.
       hints: `num_warps` and `num_stages`, where a schedule or the call gives them.
     """
+    warned = warn_large(func, chip.name)
     warps = hints.get("num_warps") or default_warps(func, chip.vendor.lanes)
     legal, copies = _planned(func, chip, warps)
     if _has_masked_loops(legal.func, copies, chip):
         legal, copies = _planned(func, chip, warps, split=True)
-    warn_large(legal.func, chip.name)
+    launched = hints.get("num_warps") or default_warps(legal.func, chip.vendor.lanes)
+    if not warned and not warn_large(legal.func, chip.name):
+        warn_of_spills(legal.func, chip, launched, copies)
     names = Names()
     entry = names.fresh(func.name)
     memory = Memory(legal.func, copies, names)
@@ -61,7 +65,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         constants=legal.constants,
         results=tuple(memory.results),
         programs=prod(func.grid),
-        num_warps=hints.get("num_warps") or default_warps(legal.func, chip.vendor.lanes),
+        num_warps=launched,
         num_stages=hints.get("num_stages", DEFAULT_STAGES),
         lines={number + first: loc for number, loc in emitter.writer.places.items()},
         loc=func.loc,

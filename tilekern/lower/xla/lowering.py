@@ -34,8 +34,8 @@ class XlaLowering:
     partitioning: ClassVar[Partitioning] = "partitioned"
 
     def __init__(self, func: Func) -> None:
-        self.func = legalize(func)
         warn_large(func, "cpu:xla")
+        self.func = legalize(func)
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
