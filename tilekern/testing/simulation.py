@@ -85,12 +85,14 @@ def divided(function: Callable[..., Any], arrays: Sequence[Array]) -> list[jax.A
     calls = calls_in(jax.make_jaxpr(function)(*arrays))
     rule: ShardingRule | None = calls[0][0].sharding if len(calls) == 1 else None
     whole = [("",) * x.ndim for x in arrays]
-    if rule is None or [len(o) for o in rule.operands[: len(arrays)]] != [x.ndim for x in arrays]:
+    # A function may compute further operands of its kernel from its own.
+    operands = () if rule is None else rule.operands[: len(arrays)]
+    if rule is None or [len(dims) for dims in operands] != [x.ndim for x in arrays]:
         return _placed(arrays, whole, "no dim", jax.device_count())
     for count in range(jax.device_count(), 1, -1):
         for name, sizes in rule.sizes.items():
             if all(size and size % count == 0 for size in sizes):
-                return _placed(arrays, rule.operands, name, count)
+                return _placed(arrays, operands, name, count)
     return _placed(arrays, whole, "no dim", jax.device_count())
 
 
