@@ -6,7 +6,7 @@ or only move elements. `operand_coords` maps an element's coordinates in a resul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -54,6 +54,32 @@ ZERO = Index()
 
 Coords = tuple[Index, ...]
 """The coordinates of an element, or of a vector of elements: one index for each dim of the tile."""
+
+
+class Request(NamedTuple):
+    """An element of a tile, or a vector of `lanes` elements; `lanes` is 0 for the element of lane 0 alone."""
+
+    value: Value
+    coords: Coords
+    lanes: int
+
+    @classmethod
+    def of(cls, value: Value, coords: Coords, lanes: int = 0) -> Request:
+        """The request, in the form that is equal for equal elements."""
+        return cls(value, coords if lanes else tuple(Index(i.terms, i.const) for i in coords), lanes)
+
+    @property
+    def is_splat(self) -> bool:
+        """True if all lanes of the vector are one element."""
+        return self.lanes > 0 and not any(index.step for index in self.coords)
+
+
+def linear(coords: Coords, strides: Sequence[int]) -> Index:
+    """The sum of the coordinates times the strides."""
+    total = ZERO
+    for index, stride in zip(coords, strides, strict=True):
+        total = total.plus(index.times(stride))
+    return total
 
 
 def register(name: str, step: int = 0) -> Index:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilekern.ir.analysis.ranges import analyze, digit_interval
-from tilekern.ir.compute import Constant, Convert, Dot
+from tilekern.ir.compute import Constant
 from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Load, MemoryOp, Position, Term
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import DType, strides_of
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
+from tilekern.lower.llvm.element_index import Coords, Index, Request, is_virtual, linear, operand_coords, register
 from tilekern.lower.llvm.element_types import element_constant, from_memory, memory_type, to_memory
 from tilekern.lower.llvm.emit import elementwise
 from tilekern.lower.llvm.ir_builder import Code
@@ -26,10 +26,6 @@ from tilekern.lower.llvm.plan.steps import Buffer, Expressions
 
 _LINE = 64
 """Bytes of a cache line."""
-
-
-_Request = tuple[Value, Coords, int]
-"""An element: its tile, its coordinates, and the lanes of its vector; 0 for an element alone, whose lane is 0."""
 
 
 class Elements:
@@ -53,7 +49,7 @@ class Elements:
         self._ranges = analyze(func)
         self._scopes: list[dict[Any, Reg]] = [{}]
         self._data: dict[Value, Reg] = {}
-        self._flushing = _only_multiplied(func)
+        self._flushing = elementwise.only_multiplied(func)
 
     # --- the cache ---
 
@@ -77,34 +73,35 @@ class Elements:
 
         Operands come first, by a stack of its own: of hundreds of fused ops Python's would overflow.
         """
-        first = _request(value, coords, lanes)
+        first = Request.of(value, coords, lanes)
         if (element := self._known(first)) is not None:
             return element
-        pending = [(first, iter(self._operands(*first)))]
+        pending = [(first, iter(self._operands(first)))]
         while pending:
             wanted, operands = pending[-1]
             missing = next((x for x in operands if self._known(x) is None), None)
             if missing is not None:
-                pending.append((missing, iter(self._operands(*missing))))
+                pending.append((missing, iter(self._operands(missing))))
                 continue
             pending.pop()
-            element = self._scopes[-1][wanted] = self._element(*wanted)
+            element = self._scopes[-1][wanted] = self._element(wanted)
         assert element is not None
         return element
 
     def _known(self, key: Any) -> Reg | None:
         return next((scope[key] for scope in self._scopes if key in scope), None)
 
-    def _operands(self, value: Value, coords: Coords, lanes: int) -> list[_Request]:
-        """The elements of which an element is made by one op; none for an element that is read from memory."""
-        if _is_splat(coords, lanes):
-            return [_request(value, coords, 0)]
+    def _operands(self, wanted: Request) -> list[Request]:
+        """The elements of which one op makes an element; none for an element that is read from memory."""
+        value, coords, lanes = wanted
+        if wanted.is_splat:
+            return [Request.of(value, coords)]
         if value in self.registers or value in self.expressions.buffers:
             return []
         op = self.expressions.definition[value]
         if isinstance(op, Load):
             return []
-        return [_request(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)]
+        return [Request.of(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)]
 
     def hoist(self, values: Iterable[Value], outer: Coords, inner: str) -> None:
         """Compute the elements that do not depend on the register `inner`, the index of the last dim."""
@@ -120,8 +117,9 @@ class Elements:
             elif not self.expressions.is_available(value):
                 pending += operand_coords(self.expressions.definition[value], coords, self.clamped_index)
 
-    def _element(self, value: Value, coords: Coords, lanes: int) -> Reg:
-        if _is_splat(coords, lanes):
+    def _element(self, wanted: Request) -> Reg:
+        value, coords, lanes = wanted
+        if wanted.is_splat:
             return self.code.splat(self.element(value, coords), lanes)
         if value in self.registers:
             return self.registers[value]
@@ -139,7 +137,7 @@ class Elements:
             case Load():
                 return self.load_access(op, coords, lanes)
             case _:
-                operands = [self.element(*x) for x in self._operands(value, coords, lanes)]
+                operands = [self.element(*x) for x in self._operands(wanted)]
                 if not isinstance(op, elementwise.KINDS):
                     return operands[0]
                 return elementwise.emit(self.code, op, operands, value in self._flushing)
@@ -225,7 +223,7 @@ class Elements:
 
     def load(self, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords, lanes: int = 0) -> Reg:
         """Load elements of a tile that is dense in memory."""
-        return self._load_at(base, _linear(coords, strides_of(tuple(shape))), dtype, lanes)
+        return self._load_at(base, linear(coords, strides_of(tuple(shape))), dtype, lanes)
 
     def write(self, value: Value, x: Reg, coords: Coords) -> None:
         """Store elements of a result of the present step; a scalar stays in its register."""
@@ -236,7 +234,7 @@ class Elements:
 
     def store(self, x: Reg, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords) -> None:
         """Store elements of a tile that is dense in memory."""
-        self._store_at(to_memory(self.code, x, dtype), base, _linear(coords, strides_of(tuple(shape))), dtype, None)
+        self._store_at(to_memory(self.code, x, dtype), base, linear(coords, strides_of(tuple(shape))), dtype, None)
 
     def address(self, base: Reg, index: Index, dtype: DType) -> Reg:
         """The address of the element of the first lane."""
@@ -287,7 +285,7 @@ class Elements:
         """
         code, shape = self.code, value.tile.shape
         strides = strides_of(shape)
-        offsets = self.lane_indices(_linear(coords, strides), numbers.type.lanes)
+        offsets = self.lane_indices(linear(coords, strides), numbers.type.lanes)
         total = code.binary("add nsw", code.binary("mul nsw", numbers, strides[dim]), offsets)
         addresses = self._addresses(self.buffer_address(self.expressions.buffers[value]), total, value.tile.dtype)
         loaded = code.gather(memory_type(value.tile.dtype, numbers.type.lanes), addresses)
@@ -492,30 +490,6 @@ def index_of(number: Reg, step: int = 0) -> Index:
     return register(number.text, step) if number.text.startswith("%") else Index((), int(number.text), step)
 
 
-def _request(value: Value, coords: Coords, lanes: int) -> _Request:
-    return value, coords if lanes else tuple(Index(i.terms, i.const) for i in coords), lanes
-
-
-def _is_splat(coords: Coords, lanes: int) -> bool:
-    """True if all lanes of a vector are one element."""
-    return lanes > 0 and not any(index.step for index in coords)
-
-
 def _steps(step: int, type: Type, lanes: int) -> Reg:
     """0, step, 2 * step, ..."""
     return vector_constant([step * n for n in range(lanes)], Type(type.scalar, lanes))
-
-
-def _linear(coords: Coords, strides: Sequence[int]) -> Index:
-    total = Index()
-    for index, stride in zip(coords, strides, strict=True):
-        total = total.plus(index.times(stride))
-    return total
-
-
-def _only_multiplied(func: Func) -> frozenset[Value]:
-    """Casts to bfloat16 that only dots use. The hardware's dots flush subnormal numbers to 0 anyway."""
-    casts = {op.result for op in func.walk() if isinstance(op, Convert)}
-    used_elsewhere = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
-    used_elsewhere |= {v for op in func.walk() for region in op.regions for v in region.results}
-    return frozenset(casts - used_elsewhere)

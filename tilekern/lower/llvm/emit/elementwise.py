@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilekern.ir.compute import Bitcast, Convert, Select
-from tilekern.ir.core import Op
+from tilekern.ir.compute import Bitcast, Convert, Dot, Select
+from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import BF16, BOOL, F16, DType, kind_of
 from tilekern.lower.llvm.element_types import register_type
@@ -185,3 +185,11 @@ def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
     rounded = code.binary("lshr", code.binary("add", bits, half), 16)
     result = code.select(code.compare("fcmp uno", x, 0.0), code.binary("or", high, 0x40), rounded)
     return code.cast("trunc", result, "i16")
+
+
+def only_multiplied(func: Func) -> frozenset[Value]:
+    """Casts to bfloat16 that only dots use. The hardware's dots flush subnormal numbers to 0 anyway."""
+    casts = {op.result for op in func.walk() if isinstance(op, Convert)}
+    used_elsewhere = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
+    used_elsewhere |= {v for op in func.walk() for region in op.regions for v in region.results}
+    return frozenset(casts - used_elsewhere)
