@@ -98,8 +98,11 @@ def test_the_same_func_gives_the_same_bytes_in_every_process() -> None:
 def test_random_programs_are_neat() -> None:
     """There is no dead line, every name is read, and the arguments are those of the call."""
     for seed in range(60):
+        func = pipeline.run(sample(seed)[0].func)
+        if 0 in func.grid:  # it never runs, and its stores are left out
+            continue
         try:
-            program = build(pipeline.run(sample(seed)[0].func), CHIPS["cuda:sm_90"], {})
+            program = build(func, CHIPS["cuda:sm_90"], {})
         except TargetError:
             continue
         assert_neat(program)
