@@ -64,6 +64,7 @@ MUTANTS = (
         "or fact.varied & along",
         "or fact.varied & fact.varied - along",
         _LANES,
+        modes="parts",
     ),
     Mutant(
         "lanes: the carry of a loop over tiles has lanes of one tile",
@@ -92,6 +93,7 @@ MUTANTS = (
         "if is_divided == value.summed or",
         "if (is_divided and value.summed) or",
         _LANES,
+        modes="parts",
     ),
     Mutant(
         "sharding: half a tile is as good as a tile",
