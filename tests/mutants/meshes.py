@@ -12,6 +12,7 @@ MUTANTS = (
         "        if whole is not None:\n            return whole\n",
         "",
         _RULES,
+        modes="parts",
     ),
     Mutant(
         "sharding: any comparison with a number is one with the extent",
@@ -19,6 +20,7 @@ MUTANTS = (
         'return limit == (axis.extent if op.function == "lt" else 0) and self',
         "return limit is not None and axis.extent > 0 and self",
         _RULES,
+        modes="parts",
     ),
     Mutant(
         "additive: a square of a sum is a sum",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from tilekern.ir.core import Axis, Value
 from tilekern.ir.memory import Access, Dim, Position, Term
 from tilekern.ir.shape import Broadcast
-from tilekern.ir.types import RefType, TileType
+from tilekern.ir.types import RefType, TileType, kind_of
 from tilekern.testing.programs.control import Generator
 from tilekern.testing.programs.memory import Counter
 from tilekern.testing.programs.values import LARGEST
@@ -22,6 +22,11 @@ from tilekern.testing.programs.values import LARGEST
 
 class Divisible(Generator):
     """Makes Funcs. No op computes with the index of the first axis, but comparisons of the positions of lanes."""
+
+    MOVES: ClassVar[dict[str, tuple[str, ...]]] = {
+        **Generator.MOVES,
+        "uses": (*Generator.MOVES["uses"], "summed", "summed"),
+    }
 
     def __init__(self, *arguments: Any) -> None:
         self._following: set[Value] = set()
@@ -69,6 +74,16 @@ class Divisible(Generator):
         found = super()._addressed(x) if self.inputs else None
         self.inputs = every
         return found
+
+    def summed(self) -> None:
+        """Add a sum over the lanes of a tile, or of a function of them, to a sum of all programs."""
+        x = self.any("float")
+        if kind_of(x.tile.dtype) != "float" or self.hoisting:
+            return
+        x = x if self.upto(1) else self._smoothed(x) or x
+        total = self.reduced(x, tuple(range(len(x.tile.shape))), self.pick(["sum", "sum", "max"]))
+        if total is not None:
+            self.updated(total)
 
     def top_level(self) -> None:
         """Read an array that follows first."""
