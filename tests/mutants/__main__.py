@@ -20,7 +20,7 @@ from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 
-# The status of pytest where a test failed, and of the fuzzer where it found something.
+# The status of pytest where a test failed.
 _FAILED = 1
 
 
@@ -86,8 +86,8 @@ def _run(tests: Path, minutes: float | None, mutant: Mutant) -> str:
             [sys.executable, "-m", *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
         )
     by = re.search(r"^(?:FAILED|ERROR|found:) (\S+)", done.stdout, re.MULTILINE)
-    # A signal that ended the tests, of an abort or a bad address, is a fault that they found.
-    killed = done.returncode == _FAILED or done.returncode < 0 or by is not None
+    # A signal that ended the tests, of an abort or a bad address, is a fault that they found; the fuzzer names its own.
+    killed = by is not None or (minutes is None and (done.returncode == _FAILED or done.returncode < 0))
     how = f"killed by {by[1]}" if by else "killed" if killed else f"SURVIVES (status {done.returncode})"
     print(f"{mutant.name}: {how}, {time.monotonic() - began:.0f} s", flush=True)
     return "" if killed else mutant.name
