@@ -302,7 +302,7 @@ def written_in_jax(jaxpr: Jaxpr) -> bool:
 
 
 def register_lowering(
-    primitive: Primitive, function: Callable[..., Any], platform: str | None = None, kept: str = ""
+    primitive: Primitive, function: Callable[..., Any], platform: str | None = None, kept_alive: str = ""
 ) -> None:
     """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`.
 
@@ -313,7 +313,7 @@ def register_lowering(
       primitive: the primitive.
       function: emits the code of the primitive.
       platform: the platform; None for all platforms.
-      kept: the name of a parameter that lives as long as the lowered program.
+      kept_alive: the name of a parameter that lives as long as the lowered program.
     """
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
@@ -323,8 +323,8 @@ def register_lowering(
             types = [x if site.explicit else ShapedArray(x.shape, x.dtype) for x in context.avals_in]
             results = lowered(context.replace(avals_in=types), *operands, **parameters)
         typed = zip(results, context.avals_out, strict=True)
-        if kept:
-            context.module_context.add_keepalive(parameters[kept])
+        if kept_alive:
+            context.module_context.add_keepalive(parameters[kept_alive])
         return [lowering.lower_with_sharding_in_types(context, x, aval) for x, aval in typed]
 
     mlir.register_lowering(primitive, rule, platform=platform)

@@ -87,7 +87,7 @@ class Values:
         return hlo.tiled(value, shape)
 
     def store(self, kernel: HloInstruction, words: Mapping[int, Sequence[int]]) -> None:
-        """Keep the words that a kernel has stored into its results; these are numbered after its operands."""
+        """Keep the words that a kernel has stored into its results. Results are numbered after operands."""
         if not words:
             return
         shapes = re.findall(r"\w+\[[\d,]*\](?:\{[^}]*\})?", kernel.shape)

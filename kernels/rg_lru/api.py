@@ -44,10 +44,10 @@ def rg_lru(
 
     Args:
       x: [B, T, C], float32, bfloat16, float16 or float64.
-      input_gate: [B, T, C], before the sigmoid, of any of these dtypes.
+      input_gate: [B, T, C], before the sigmoid, of any dtype that x may have.
       recurrence_gate: like input_gate.
-      a_param: [C], of any of these dtypes: the Λ of equation 3, so that decays are in [0, 1] for any value.
-      initial_state: [B, C], of any of these dtypes; None for zeros.
+      a_param: [C], of any dtype that x may have: the Λ of equation 3, so that decays are in [0, 1] for any value.
+      initial_state: [B, C], of any dtype that x may have; None for zeros.
       segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
         of the last one, also if it is padding. A NaN or an infinity of a sequence may make NaN of others, as

@@ -2,4 +2,5 @@
 
 EQUIVALENT: dict[str, str] = {
     "tilekern/training/adamw.py:_stepped:dtype:b4e52b38": "coordinates from 0 on have the same bits as int32",
+    "tilekern/nn/attention.py:dot_product_attention:dtype:91b9c372": "zeros are the same in both dtypes",
 }

@@ -146,5 +146,5 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], **parameters: An
 native_call_p = _jax.primitive("tilekern_native_call", _types, multiple_results=True)
 _jax.forget_parameters(native_call_p)
 native_call_p.def_impl(_eager)
-_jax.register_lowering(native_call_p, _lower, "cpu", kept="code")
+_jax.register_lowering(native_call_p, _lower, "cpu", kept_alive="code")
 _jax.register_rules(native_call_p, batch=_batch)

@@ -78,6 +78,7 @@ class Mode:
     package: str = ""
 
 
+# The message of XLA's CPU backend for a product of bfloat16 that it lacks.
 _LACKS = "Unsupported element type for DotThunk"
 
 # --- backends -------------------------------------------------------------------------------------------------------
@@ -125,11 +126,11 @@ def by_gluon(programs: Sequence[Program]) -> Outputs:
 
 
 def _gluon(program: Program) -> Sequence[Array]:
-    rest, warps = divmod(program.seed // 2, 3)
-    rest, stages = divmod(rest, 4)
+    digits, warps = divmod(program.seed // 2, 3)
+    digits, stages = divmod(digits, 4)
     hints = {"num_warps": (8, 4, 12)[warps], **({"num_stages": stages} if stages else {})}
     source = build_gluon(pipeline.run(program.func), CHIPS["cuda:sm_90"], hints)
-    return simulate(source, program.arrays, seed=program.seed, blocks=1 + rest % 3)
+    return simulate(source, program.arrays, seed=program.seed, blocks=1 + digits % 3)
 
 
 def by_mosaic(programs: Sequence[Program]) -> Outputs:
@@ -249,7 +250,7 @@ def judged(programs: Sequence[Program]) -> Outputs:
 
 
 def in_parts(programs: Sequence[Program]) -> Outputs:
-    """The outputs that programs should have, if the parts of their sharding rules compute parts of them."""
+    """The outputs that programs should have, if each device's part of a program computes its part of the outputs."""
     for program in programs:
         assert_parts_agree(program.func, program.arrays)
     return [program.expected for program in programs]

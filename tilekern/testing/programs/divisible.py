@@ -54,14 +54,14 @@ class Divisible(Generator):
         if ref not in self._following or self.chance(15):
             return super()._load(ref, shape)
         axis = self.axes[0]
-        rest = (*(shape or ())[1:], *[None] * len(ref.ref.shape))
+        sizes_behind = (*(shape or ())[1:], *[None] * len(ref.ref.shape))
         if shape is not None and (shape[:1] != (axis.block,) or len(shape) > len(ref.ref.shape)):
             return self.constant(TileType(shape, ref.ref.dtype))
         operands = [self.grid[0].value]
         dims = [Dim("block", Position((Term(0, axis.block),)), axis.block)]
-        for length, size in zip(ref.ref.shape[1:], rest, strict=False):
-            wanted = None if shape is None else (size,)
-            dims.append(self._dim(length, operands, wanted))
+        for length, size in zip(ref.ref.shape[1:], sizes_behind, strict=False):
+            sizes = None if shape is None else (size,)
+            dims.append(self._dim(length, operands, sizes))
         if prod(d.size for d in dims) > LARGEST:
             operands, others = operands[:1], len(dims) - 1
             dims = [dims[0], *[Dim("index", Position())] * others]
@@ -69,14 +69,14 @@ class Divisible(Generator):
 
     def _addressed(self, x: Value) -> Value | None:
         """A load of an array that does not follow."""
-        every = self.inputs
-        self.inputs = [ref for ref in every if ref not in self._following]
-        found = super()._addressed(x) if self.inputs else None
-        self.inputs = every
-        return found
+        all_inputs = self.inputs
+        self.inputs = [ref for ref in all_inputs if ref not in self._following]
+        value = super()._addressed(x) if self.inputs else None
+        self.inputs = all_inputs
+        return value
 
     def summed(self) -> None:
-        """Add a sum over the lanes of a tile, or of a function of them, to a sum of all programs."""
+        """Add a sum over the lanes of a tile, or of a function of the tile, to a sum of all programs."""
         x = self.any("float")
         if kind_of(x.tile.dtype) != "float" or self.hoisting:
             return
@@ -92,7 +92,7 @@ class Divisible(Generator):
         super().top_level()
 
     def store_value(self, value: Value) -> None:
-        """Store a value to tiles of the first axis, whose lanes are the same if it has no dim of them."""
+        """Store a value to tiles of the first axis. A value without a dim of this axis is repeated along it."""
         shape = value.tile.shape
         if self.grid and self.axes[0].block not in shape and value.tile.size * self.axes[0].block <= LARGEST:
             op = Broadcast(operands=(value,), shape=(self.axes[0].block, *shape), dims=tuple(range(1, len(shape) + 1)))

@@ -110,7 +110,7 @@ def impossible(op: str, producer: str, relation: str, several: bool) -> str:
 
     Args:
       op: the kind of the op.
-      producer: that of the value.
+      producer: the kind of the op that computes the value.
       relation: how the value was moved.
       several: the value is used in other ways, too.
     """

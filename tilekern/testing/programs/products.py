@@ -48,7 +48,7 @@ _STEPS: Sequence[tuple[str, Callable[[Fact], Fact | None]]] = (
     ("r - r.max(axis=1, keepdims=True)", lambda x: facts.arithmetic("sub", (x, x), F32)),
     ("jnp.tanh(r / 4)", lambda x: facts.smooth((facts.SMOOTH["tanh"],), (x,), F32)),
 )
-# Names of the sides of products: of left ones, and of right ones that are no keys.
+# Names of the left sides of products, and of the right sides that are no keys.
 _SIDES, _RIGHT = ("q", "y", "x", "w", "u"), ("w", "u")
 # The tiles that a loop visits.
 _RANGES = ("stop=(i.index + 1) * i.size", "", "start=i.index * i.size", "stop=limit", "start=limit")

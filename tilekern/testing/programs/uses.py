@@ -67,7 +67,7 @@ class Uses(Memory):
         if not wishes:
             return
         (consumer, relation), *others = wishes
-        # The index of a grid is used by stores, too; that of a loop may have one use.
+        # The index of a grid is used by stores, too; the index of a loop may have one use.
         if producer == "carry" or (producer == "index" and not others):
             self._wishes = producer, wishes
             self.carried(self._liked(consumer if producer == "carry" else "store"))

@@ -78,23 +78,23 @@ class Elements:
             return element
         pending = [(first, iter(self._operands(first)))]
         while pending:
-            wanted, operands = pending[-1]
+            request, operands = pending[-1]
             missing = next((x for x in operands if self._known(x) is None), None)
             if missing is not None:
                 pending.append((missing, iter(self._operands(missing))))
                 continue
             pending.pop()
-            element = self._scopes[-1][wanted] = self._element(wanted)
+            element = self._scopes[-1][request] = self._element(request)
         assert element is not None
         return element
 
     def _known(self, key: Any) -> Reg | None:
         return next((scope[key] for scope in self._scopes if key in scope), None)
 
-    def _operands(self, wanted: Request) -> list[Request]:
+    def _operands(self, request: Request) -> list[Request]:
         """The elements of which one op makes an element; none for an element that is read from memory."""
-        value, coords, lanes = wanted
-        if wanted.is_splat:
+        value, coords, lanes = request
+        if request.is_splat:
             return [Request.of(value, coords)]
         if value in self.registers or value in self.expressions.buffers:
             return []
@@ -117,9 +117,9 @@ class Elements:
             elif not self.expressions.is_available(value):
                 pending += operand_coords(self.expressions.definition[value], coords, self.clamped_index)
 
-    def _element(self, wanted: Request) -> Reg:
-        value, coords, lanes = wanted
-        if wanted.is_splat:
+    def _element(self, request: Request) -> Reg:
+        value, coords, lanes = request
+        if request.is_splat:
             return self.code.splat(self.element(value, coords), lanes)
         if value in self.registers:
             return self.registers[value]
@@ -137,7 +137,7 @@ class Elements:
             case Load():
                 return self.load_access(op, coords, lanes)
             case _:
-                operands = [self.element(*x) for x in self._operands(wanted)]
+                operands = [self.element(*x) for x in self._operands(request)]
                 if not isinstance(op, elementwise.KINDS):
                     return operands[0]
                 return elementwise.emit(self.code, op, operands, value in self._flushing)

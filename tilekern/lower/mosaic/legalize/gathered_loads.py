@@ -47,8 +47,8 @@ def _gathers(op: Load) -> list[int]:
 def _is_cheaper(op: Load, ranges: Mapping[Value, Interval]) -> bool:
     """True for many lanes of small blocks, which takes fewer operations to take than `OPS_PER_ROW` for each lane.
 
-    For 128 lanes each register of the block, of 4 KiB, is gathered from, compared, and selected. Of 1 MiB these are
-    768 operations, six a lane.
+    For 128 lanes each register of the block, of 4 KiB, is gathered from, compared, and selected: three operations. A
+    block of 1 MiB takes 768 operations, six a lane.
     """
     gathers, sizes = _gathers(op), [dim.size for dim in op.access.dims]
     if prod(sizes[n] for n in gathers) <= MAX_GATHERED_ROWS or op.ref.ref.role != "in" or 0 in op.extents:
@@ -85,21 +85,21 @@ def _taken(op: Load, rewriter: Rewriter) -> Value:
 def _index_tiles(op: Load, rewriter: Rewriter) -> tuple[Sequence[Value], tuple[int, ...]]:
     """The operands of the positions, and the shape in which the lanes are taken.
 
-    It is that of the access. But if all lanes go along one index vector, and its elements are those of a tile with rows
-    of whole registers, the tile takes the place of the vector: no row has to be moved.
+    The shape is the access's own, unless all lanes go along one index vector that is a reshaped tile with rows of whole
+    registers. Then the tile takes the place of the vector: no row has to be moved.
     """
     operands, shape = list(op.positions), op.access.shape
     for n, value in enumerate(operands):
-        made = rewriter.definition(value)
-        if value.tile.shape == shape and isinstance(made, Reshape):
-            (tile,) = made.operands
+        reshape = rewriter.definition(value)
+        if value.tile.shape == shape and isinstance(reshape, Reshape):
+            (tile,) = reshape.operands
             if len(tile.tile.shape) > 1 and tile.tile.shape[-1] >= LANES:
                 operands[n], shape = tile, tile.tile.shape
     return operands, shape
 
 
 def _block(make: Make, op: Load) -> Value:
-    """All elements along the gathered dims; along the others, those of the load."""
+    """The load of all elements along the gathered dims; along other dims it loads what `op` loads."""
     pairs = zip(op.access.dims, op.extents, strict=True)
     whole = [Dim("block", Position(), n, in_bounds=True) if d.kind == "gather" else d for d, n in pairs]
     access, positions = with_dims(op, whole)

@@ -179,8 +179,8 @@ def take(make: Make, op: Take) -> Value:
         start = make.reshape(indices, ())
         starts = [start if d == dim else make.number(0, start.tile) for d in range(len(shape))]
         sizes = (*shape[:dim], 1, *shape[dim + 1 :])
-        found = dynamic_slice(make, DynamicSlice(operands=(x, *starts), sizes=sizes))
-        return make.reshape(found, op.result.tile.shape)
+        line = dynamic_slice(make, DynamicSlice(operands=(x, *starts), sizes=sizes))
+        return make.reshape(line, op.result.tile.shape)
     order = (*(d for d in range(len(shape)) if d != dim), dim)
     others = tuple(shape[d] for d in order[:-1])
     rows = prod(others)
@@ -193,9 +193,9 @@ def take(make: Make, op: Take) -> Value:
     else:
         count = indices.tile.size
         index = make.broadcast(make.reshape(indices, (1, count)), (rows, count), (0, 1))
-    found = make.reshape(gathered(make, lines, _clamped(make, index, shape[dim] - 1)), (*others, count))
+    taken = make.reshape(gathered(make, lines, _clamped(make, index, shape[dim] - 1)), (*others, count))
     back = (*range(dim), len(shape) - 1, *range(dim, len(shape) - 1))
-    return make.reshape(make.transpose(found, back), op.result.tile.shape)
+    return make.reshape(make.transpose(taken, back), op.result.tile.shape)
 
 
 def _taken_from_line(make: Make, line: Value, indices: Value) -> Value:

@@ -27,7 +27,7 @@ def places(make: Make, dim: Dim, operands: Sequence[Value], shape: tuple[int, ..
       make: adds the ops.
       dim: the dim of the access.
       operands: the operands of its position: scalars, and tiles of `shape`.
-      shape: the shape of the index vector, or that of the tile whose elements it has.
+      shape: the shape of the index vector, or of the tile of which the vector is a reshape.
     """
     total: Value | None = None
     for term in dim.position.terms:
@@ -64,6 +64,6 @@ def _digit(make: Make, x: Value, term: Term) -> Value:
         below = make.of("lt", make.of("rem", x, term.div), 0)
         x = make.of("sub", make.of("div", x, term.div), make.convert(below, I32))
     if term.mod:
-        rest = make.of("rem", x, term.mod)
-        x = make.select(make.of("lt", rest, 0), make.of("add", rest, term.mod), rest)
+        remainder = make.of("rem", x, term.mod)
+        x = make.select(make.of("lt", remainder, 0), make.of("add", remainder, term.mod), remainder)
     return x

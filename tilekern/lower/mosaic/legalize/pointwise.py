@@ -158,8 +158,8 @@ class _Apart:
 
     def _inside(self, number: int, shape: tuple[int, ...]) -> Value:
         """True in the lanes of the tile that are in bounds along a dim."""
-        found = inside(self._make, self._places[number], self._op.extents[number])
-        return self._make.along(found, shape, self.chosen[number])
+        lanes = inside(self._make, self._places[number], self._op.extents[number])
+        return self._make.along(lanes, shape, self.chosen[number])
 
     def _spread(self, tile: Value) -> Value:
         """A tile of the old access, repeated along the dims of the new one that are loaded whole."""

@@ -95,8 +95,8 @@ class Computer(Products):
             # A program without a tile skips all tiles of the other programs.
             first = self._named("first_own", f"tl.minimum({first}, {most})")
             last = self._named("last_own", f"tl.maximum({last}, {first})")
-        before, behind = [(least, first), (last, most)][:: -1 if op.reverse else 1]
-        self._skip(op, own, *before)
+        skipped_before, skipped_after = [(least, first), (last, most)][:: -1 if op.reverse else 1]
+        self._skip(op, own, *skipped_before)
         if op not in self._plan.delayed:
             self._plain_loop(op, names, first, last, own)
         elif runs:
@@ -109,7 +109,7 @@ class Computer(Products):
                 self._assign(names, op.results, op.loc)
                 self._scopes.pop()
             self._bind_values(op.results, names)
-        self._skip(op, own, *behind)
+        self._skip(op, own, *skipped_after)
         for channel in outer:
             if channel not in self._plan.staging.values():
                 self._arrive(self._freed(channel))

@@ -51,9 +51,9 @@ def warn_of_spills(func: Func, chip: Chip, warps: int, copies: Collection[Op]) -
         _warn(func, chip, dots[largest], "the operands of a product of float32", largest.loc, fix)
 
 
-def _warn(func: Func, chip: Chip, registers: int, what: str, loc: Loc, fix: str) -> None:
+def _warn(func: Func, chip: Chip, registers: int, purpose: str, loc: Loc, fix: str) -> None:
     message = (
-        f"{func.name} needs about {registers} registers of each thread of {chip.name} for {what}, most of them for "
+        f"{func.name} needs about {registers} registers of each thread of {chip.name} for {purpose}, most of them for "
         f"this line. There are {chip.registers_per_thread}: the others spill to memory, and compiling it may take "
         f"minutes.\n  fix: {fix}"
     )
