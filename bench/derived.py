@@ -18,7 +18,7 @@ import tilekern as tk
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from bench.tpu_static.estimate import estimate
+from tilekern.estimate.tpu.estimate import estimate
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.rms_norm import rms_norm

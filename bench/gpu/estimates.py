@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from bench.gpu.item import Record
-from bench.gpu.model import LINES, Estimate, Launch, estimate
+from tilekern.estimate.gpu import LINES, Launch, LaunchEstimate, estimate
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
 
@@ -17,7 +17,7 @@ GPUS = {"cuda:sm_80": "A100", "cuda:sm_90": "H100", "cuda:sm_100": "B200"}
 HEADER = ("item", "program", *LINES, "cycles", "µs", "share", "bottleneck")
 
 
-def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "") -> Estimate:
+def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "") -> LaunchEstimate:
     """The estimate for a compiled program.
 
     Args:

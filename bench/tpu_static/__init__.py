@@ -1,15 +1,7 @@
-"""Static speed of TPU kernels, without a TPU: `python -m bench.tpu_static`.
+"""Static speed of our TPU kernels and of their peers, without a TPU: `python -m bench.tpu_static`.
 
-libtpu compiles ahead of time and dumps its final VLIW bundles; executing their scalar instructions gives the exact
-number of bundles, the use of each slot and the bytes of each DMA. Only the wait for DMAs is a model.
+The cycles come from `tilekern.estimate.tpu`.
 
-estimate    a program to a record per kernel
-child       the process that compiles
-hlo         the kernels that the program runs, and the constants that they prefetch
-bundles     the text of the bundles; `slots`: the table of slots
-simulate    the scalar unit; `scalar`: the results of its instructions
-chips       clocks, bandwidths, units
-evaluate    the integers that XLA computes from constants, and the numbers of its loops' iterations
 cases       the compared cases, a module for each family of kernels; `compare`: runs the cases
 table       the text of a comparison; `picture`: its PNG
 golden      the cycles that no library kernel may exceed

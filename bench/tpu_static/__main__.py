@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.tpu_static.cases import CASES
-from bench.tpu_static.chips import CHIPS
 from bench.tpu_static.compare import CACHE, OURS, PeerCache, Record, compare, versions
 from bench.tpu_static.picture import draw
 from bench.tpu_static.table import aims, table
+from tilekern.estimate.tpu.chips import CHIPS
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.tpu_static.bundles import DumpError
 from bench.tpu_static.cases import Case
-from bench.tpu_static.chips import chip as chip_of
-from bench.tpu_static.estimate import CompileError, Estimate, estimate
-from bench.tpu_static.simulate import SimulationError
+from tilekern.estimate.tpu.bundles import DumpError
+from tilekern.estimate.tpu.chips import chip as chip_of
+from tilekern.estimate.tpu.estimate import CompileError, KernelEstimate, estimate
+from tilekern.estimate.tpu.simulate import SimulationError
 
 Record = dict[str, Any]
 OURS = "tilekern"
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("jax", "libtpu")}
 
 
-def total(kernels: Sequence[Estimate]) -> Record:
+def total(kernels: Sequence[KernelEstimate]) -> Record:
     """A program's kernels, one after another, as one record: sums, the largest `vmem`, and `use` weighted by cycles."""
     cycles = sum(k.cycles for k in kernels)
     units = {unit for k in kernels for unit in k.use or ()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.tpu_static.cases import SMALL
 from bench.tpu_static.compare import versions
-from bench.tpu_static.estimate import estimate
+from tilekern.estimate.tpu.estimate import estimate
 
 SLACK = 1.05
 

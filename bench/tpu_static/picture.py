@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.tpu_static.chips import CHIPS
 from bench.tpu_static.compare import OURS, Record
+from tilekern.estimate.tpu.chips import CHIPS
 
 COLOURS = {
     OURS: "#0b6e4f",

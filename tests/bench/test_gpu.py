@@ -35,9 +35,9 @@ from bench.gpu import (
 from bench.gpu.gradients import FEATURES
 from bench.gpu.item import Options, lowerings_of
 from bench.gpu.journal import Journal
-from bench.gpu.model import LINES
 from bench.gpu.numerics import KERNELS, Check
 from tests.bench.test_gpu_speed import KEPT
+from tilekern.estimate.gpu import LINES
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import kind_of
 from tilekern.lower.target import TARGETS

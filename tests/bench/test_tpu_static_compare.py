@@ -16,11 +16,11 @@ from bench.tpu_static import picture
 from bench.tpu_static.cases import CASES, SMALL, Case, program
 from bench.tpu_static.cases.attention import Attention, Backward
 from bench.tpu_static.cases.measured import Measured
-from bench.tpu_static.chips import CHIPS
 from bench.tpu_static.compare import OURS, PeerCache, total
-from bench.tpu_static.estimate import CompileError, Estimate
 from bench.tpu_static.golden import Golden
 from bench.tpu_static.table import aims, table
+from tilekern.estimate.tpu.chips import CHIPS
+from tilekern.estimate.tpu.estimate import CompileError, KernelEstimate
 
 V5E = CHIPS["v5e"]
 NAMED: dict[str, Case] = {case.name: case for case in CASES}
@@ -95,8 +95,8 @@ def test_backward_has_splash_in_two_kernels_and_in_one() -> None:
     assert all(("use_fused_bwd_kernel=True" in source) == ("fused" in name) for name, source in settings.items())
 
 
-def kernel(cycles: int, **changes: Any) -> Estimate:
-    return replace(Estimate("k", "v5e", cycles, 0, 64, 32, 2, vmem=100, use={"mxu": 0.5}, pallas=True), **changes)
+def kernel(cycles: int, **changes: Any) -> KernelEstimate:
+    return replace(KernelEstimate("k", "v5e", cycles, 0, 64, 32, 2, vmem=100, use={"mxu": 0.5}, pallas=True), **changes)
 
 
 def test_the_kernels_of_a_program_add_up() -> None:
@@ -111,7 +111,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """`estimate` answers by the program: ours 940 cycles, of the peers' settings the last is the best."""
     seen: list[str] = []
 
-    def estimate(source: str, chip_name: str) -> list[Estimate]:
+    def estimate(source: str, chip_name: str) -> list[KernelEstimate]:
         seen.append(source)
         if "2048" in source:
             raise CompileError("no space\nin VMEM")

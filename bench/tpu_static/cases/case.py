@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from bench.tpu_static.chips import Chip
+from tilekern.estimate.tpu.chips import Chip
 
 
 class Case(ABC):

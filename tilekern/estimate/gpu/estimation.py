@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.gpu.model import rates
-from bench.gpu.model.loops import loops_of
-from bench.gpu.model.machine import Deadlock, Machine, Run
-from bench.gpu.model.rates import GPUS, Gpu
-from bench.gpu.model.sass import Listing, parse
-from bench.gpu.model.scalar import Thread
-from bench.gpu.model.shorten import shortened
-from bench.gpu.model.walk import Segment, Walk, Walker
-from bench.gpu.model.work import work
+from tilekern.estimate.gpu import rates
+from tilekern.estimate.gpu.loops import loops_of
+from tilekern.estimate.gpu.machine import Deadlock, Machine, Run
+from tilekern.estimate.gpu.rates import GPUS, Gpu
+from tilekern.estimate.gpu.sass import Listing, parse
+from tilekern.estimate.gpu.scalar import Thread
+from tilekern.estimate.gpu.shorten import shortened
+from tilekern.estimate.gpu.walk import Segment, Walk, Walker
+from tilekern.estimate.gpu.work import work
 
 SAMPLES = 64
 """Programs of the grid whose loops are counted."""
@@ -67,7 +67,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LaunchEstimate:
     """The estimate for one launch.
 
     Attributes:
@@ -108,7 +108,7 @@ class Estimate:
         return longest if self.lines[longest] >= NEAR * self.cycles else f"waits, {longest}"
 
 
-def estimate(sass: str, launch: Launch) -> Estimate:
+def estimate(sass: str, launch: Launch) -> LaunchEstimate:
     r"""Estimate the time of a launch.
 
     Args:
@@ -135,7 +135,7 @@ class _Estimation:
         self.works = [work(instruction, gpu) for instruction in listing.code]
         self.assumed: dict[str, str] = {}
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> LaunchEstimate:
         launch, gpu = self.launch, self.gpu
         samples = self._samples()
         index = max(range(len(samples)), key=lambda n: sum(sum(c.values()) for c in samples[n][1]))
@@ -150,7 +150,7 @@ class _Estimation:
         lines = {line: mean.get(line, 0.0) * per_core for line in LINES if line != "memory"}
         traffic = mean.get("memory", 0.0) * launch.programs * self._copied_once(walks)
         lines["memory"] = self._memory(traffic)
-        return Estimate(
+        return LaunchEstimate(
             gpu,
             lines,
             max(self._scheduled(durations, walks, run), *lines.values()),

@@ -10,12 +10,12 @@ import pytest
 
 from bench.gpu import estimates
 from bench.gpu.item import lowerings_of
-from bench.gpu.model import LINES, Launch, estimate, estimation, shorten
-from bench.gpu.model.rates import GPUS
-from bench.gpu.model.sass import parse
-from bench.gpu.model.work import work
-from tests.bench.listings import loop, sass
+from tests.estimate.gpu.listings import loop, sass
 from tests.lower.triton.gluon.samples import needs_clusters
+from tilekern.estimate.gpu import LINES, Launch, estimate, estimation, shorten
+from tilekern.estimate.gpu.rates import GPUS
+from tilekern.estimate.gpu.sass import parse
+from tilekern.estimate.gpu.work import work
 from tilekern.kernels.matmul import matmul
 from tilekern.lower.target import resolve
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.tpu_static import bundles, hlo, slots
-from bench.tpu_static.bundles import DumpError
-from bench.tpu_static.chips import CHIPS, Chip, chip
-from bench.tpu_static.evaluate import HloValue, Values, iterations
-from bench.tpu_static.simulate import Run, simulate
+from tilekern.estimate.tpu import bundles, hlo, slots
+from tilekern.estimate.tpu.bundles import DumpError
+from tilekern.estimate.tpu.chips import CHIPS, Chip, chip
+from tilekern.estimate.tpu.evaluate import HloValue, Values, iterations
+from tilekern.estimate.tpu.simulate import Run, simulate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _TIMEOUT = 300
 _BUNDLES = "packed-bundles-post-ra"
 
@@ -28,7 +28,7 @@ class CompileError(Exception):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class KernelEstimate:
     """The time, traffic and memory of one kernel of a program on one device.
 
     Attributes:
@@ -91,7 +91,7 @@ def call(function: str, shapes: Sequence[tuple[tuple[int, ...], str]], **static:
     )
 
 
-def estimate(program: str, chip_name: str, keep: Path | None = None) -> list[Estimate]:
+def estimate(program: str, chip_name: str, keep: Path | None = None) -> list[KernelEstimate]:
     """The estimates of a program's kernels, in the order in which they run.
 
     Args:
@@ -127,7 +127,7 @@ def compile_into(folder: Path, program: str, chip_name: str) -> None:
         "LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip(),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
-    command = [sys.executable, "-m", "bench.tpu_static.child", chip_name, str(folder)]
+    command = [sys.executable, "-m", "tilekern.estimate.tpu.child", chip_name, str(folder)]
     try:
         done = subprocess.run(command, input=program, env=environment, capture_output=True, text=True, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -138,7 +138,7 @@ def compile_into(folder: Path, program: str, chip_name: str) -> None:
         raise CompileError(f"{said or 'the child process failed'}\n" + "\n".join(lines[-12:]))
 
 
-def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
+def read(folder: Path, chip_name: str, machine: Chip) -> list[KernelEstimate]:
     """The estimates of a program's kernels, from the folder of its dumps."""
     files = [*folder.glob("*-TLP-hlo.txt")]
     if len(files) != 1:
@@ -160,7 +160,7 @@ class _Dumps:
 
     def kernels(
         self, instructions: Mapping[str, hlo.HloInstruction], arguments: Sequence[HloValue | None] = ()
-    ) -> list[Estimate]:
+    ) -> list[KernelEstimate]:
         """The estimates of copies that run beside a computation's kernels, then of the kernels in order.
 
         `arguments` are the values of the computation's arguments.
@@ -168,7 +168,7 @@ class _Dumps:
         values = Values(instructions, self.text, arguments=arguments)
         if control := [i.name for i in instructions.values() if i.opcode in hlo.CONTROL]:
             raise DumpError(f"XLA's own control flow ({', '.join(control)}): how often its kernels run is not known")
-        kernels: list[Estimate] = []
+        kernels: list[KernelEstimate] = []
         for instruction in instructions.values():
             runs_beside = instruction.opcode in (*hlo.COPIES, *hlo.DONE) or instruction.name.startswith(hlo.FORMATS)
             if runs_beside or instruction.opcode in hlo.FREE or hlo.is_scalar(instruction):
@@ -186,7 +186,7 @@ class _Dumps:
 
     def kernel(
         self, instruction: hlo.HloInstruction, instructions: Mapping[str, hlo.HloInstruction], values: Values
-    ) -> Estimate:
+    ) -> KernelEstimate:
         """The estimate of one kernel."""
         operands = {k: values.words(name) for k, name in enumerate(instruction.operands)}
         prefetched = {k: words for k, words in operands.items() if words is not None}
@@ -200,7 +200,7 @@ class _Dumps:
         return replace(timed, name=instruction.name, vmem=vmem, pallas=pallas)
 
 
-def _repeated(kernel: Estimate, trips: int) -> Estimate:
+def _repeated(kernel: KernelEstimate, trips: int) -> KernelEstimate:
     """A kernel of a loop's body in all iterations: every one takes as long as the first."""
     counted = ("bundles", "stall", "read", "written", "dmas", "fills", "spills")
     return replace(kernel, name=f"{kernel.name} ×{trips}", **{key: getattr(kernel, key) * trips for key in counted})
@@ -208,7 +208,7 @@ def _repeated(kernel: Estimate, trips: int) -> Estimate:
 
 def _kernel(
     folder: Path, name: str, operands: Mapping[int, list[int]], chip_name: str, machine: Chip
-) -> tuple[Estimate, Mapping[int, Sequence[int]]]:
+) -> tuple[KernelEstimate, Mapping[int, Sequence[int]]]:
     """One kernel, and the words that it stores, by operand; the cores of a chip that share the grid run at once."""
     program = bundles.parse(_dump(folder, name, _BUNDLES).read_text())
     table = slots.parse(_dump(folder, name, r"pre-delay_hlo-static-per-bundle-utilization").read_text())
@@ -224,7 +224,7 @@ def _kernel(
     return replace(summary, read=read_, written=written, dmas=dmas, static_bundles=len(program)), runs[0].stored
 
 
-def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: Chip) -> Estimate:
+def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: Chip) -> KernelEstimate:
     used = table.used(run.executed)
     cycles = max(run.bundles + run.stall, 1)
 
@@ -240,7 +240,7 @@ def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: C
         "vst": share("VSTORE"),
         "salu": share("SALU"),
     }
-    return Estimate(
+    return KernelEstimate(
         name,
         chip_name,
         run.bundles,
@@ -254,24 +254,24 @@ def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: C
     )
 
 
-def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
+def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> KernelEstimate:
     """The estimate of XLA's asynchronous copies, as one kernel that overlaps with no other."""
     copies = [i for i in instructions.values() if i.opcode in hlo.COPIES]
     sizes = {True: 0, False: 0}  # True for copies into VMEM
     for size, into in map(hlo.copied, copies):
         sizes[into] += size
     stall = int(machine.latency + sum(sizes.values()) / machine.bytes_per_cycle) if copies else 0
-    return Estimate("asynchronous copies", chip_name, 0, stall, sizes[True], sizes[False], len(copies))
+    return KernelEstimate("asynchronous copies", chip_name, 0, stall, sizes[True], sizes[False], len(copies))
 
 
-def _formats(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
+def _formats(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> KernelEstimate:
     """The estimate of SparseCores' layout changes, as one kernel.
 
     No dump tells their time: it is the least that HBM needs for one after the other.
     """
     sizes = hlo.reformatted(instructions)
     stall = int(len(sizes) * machine.latency + 2 * sum(sizes) / machine.bytes_per_cycle)
-    return Estimate("data formats by SparseCores", chip_name, 0, stall, sum(sizes), sum(sizes), len(sizes))
+    return KernelEstimate("data formats by SparseCores", chip_name, 0, stall, sum(sizes), sum(sizes), len(sizes))
 
 
 def _dump(folder: Path, name: str, stage: str) -> Path:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu.model import sass as listings
-from bench.gpu.model.rules import evaluate
-from bench.gpu.model.sass import parse
-from bench.gpu.model.scalar import MASK, Registers, Thread, Value
-from bench.gpu.model.walk import Walk, Walker
-from tests.bench.listings import loop, sass
+from tests.estimate.gpu.listings import loop, sass
+from tilekern.estimate.gpu import sass as listings
+from tilekern.estimate.gpu.rules import evaluate
+from tilekern.estimate.gpu.sass import parse
+from tilekern.estimate.gpu.scalar import MASK, Registers, Thread, Value
+from tilekern.estimate.gpu.walk import Walk, Walker
 
 WORD = st.integers(0, MASK)
 LONG = st.integers(0, (1 << 64) - 1)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from bench.gpu.model.rates import Gpu
-from bench.gpu.model.shorten import iterations, loop_headers
-from bench.gpu.model.walk import Segment
-from bench.gpu.model.work import Work
+from tilekern.estimate.gpu.rates import Gpu
+from tilekern.estimate.gpu.shorten import iterations, loop_headers
+from tilekern.estimate.gpu.walk import Segment
+from tilekern.estimate.gpu.work import Work
 
 Use = Counter[str]
 """Cycles of a multiprocessor's units by line, and "flops" and "memory" (bytes). Values are floats."""

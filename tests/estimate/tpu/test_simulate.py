@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from bench.tpu_static import hlo, scalar, slots
-from bench.tpu_static.bundles import Bundle, DumpError, Instruction, parse
-from bench.tpu_static.chips import CHIPS, chip
-from bench.tpu_static.estimate import read
-from bench.tpu_static.evaluate import Values
-from bench.tpu_static.scalar import Unknown, rule
-from bench.tpu_static.simulate import GRANULE, SimulationError, simulate
+from tilekern.estimate.tpu import hlo, scalar, slots
+from tilekern.estimate.tpu.bundles import Bundle, DumpError, Instruction, parse
+from tilekern.estimate.tpu.chips import CHIPS, chip
+from tilekern.estimate.tpu.estimate import read
+from tilekern.estimate.tpu.evaluate import Values
+from tilekern.estimate.tpu.scalar import Unknown, rule
+from tilekern.estimate.tpu.simulate import GRANULE, SimulationError, simulate
 
 V5E = CHIPS["v5e"]
 int32 = st.integers(-(2**31), 2**31 - 1)

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.tpu_static import hlo
-from bench.tpu_static.bundles import DumpError, parse
-from bench.tpu_static.chips import CHIPS
-from bench.tpu_static.evaluate import Values, iterations
-from bench.tpu_static.simulate import SimulationError, simulate
+from tilekern.estimate.tpu import hlo
+from tilekern.estimate.tpu.bundles import DumpError, parse
+from tilekern.estimate.tpu.chips import CHIPS
+from tilekern.estimate.tpu.evaluate import Values, iterations
+from tilekern.estimate.tpu.simulate import SimulationError, simulate
 
 TABLE = """
 %region (a: s32[], b: s32[]) -> s32[] {

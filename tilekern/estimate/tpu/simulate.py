@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from bench.tpu_static.bundles import Bundle, DumpError, Instruction, Terms
-from bench.tpu_static.chips import Chip
-from bench.tpu_static.scalar import Unknown, Value, rule, signed
+from tilekern.estimate.tpu.bundles import Bundle, DumpError, Instruction, Terms
+from tilekern.estimate.tpu.chips import Chip
+from tilekern.estimate.tpu.scalar import Unknown, Value, rule, signed
 
 GRANULE = 32  # bytes; DMAs count in granules (`dma_granule_size_bytes` of JAX's TpuInfo)
 _SPACING = 44  # bits between pointers to different memories

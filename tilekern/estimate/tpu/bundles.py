@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.tpu_static.scalar import bits
+from tilekern.estimate.tpu.scalar import bits
 
 Terms = tuple[int | str, ...]
 """An operand: a sum of integers, registers ("s27", "p3") and symbols ("#allocation4")."""

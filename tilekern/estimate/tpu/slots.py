@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.tpu_static.bundles import DumpError
+from tilekern.estimate.tpu.bundles import DumpError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.gpu.model.rates import (
+from tilekern.estimate.gpu.rates import (
     HMMA_LATENCY,
     SHARED_BYTES,
     SHUFFLE_LATENCY,
@@ -15,7 +15,7 @@ from bench.gpu.model.rates import (
     Gpu,
     units,
 )
-from bench.gpu.model.sass import ASYNCHRONOUS, Instruction
+from tilekern.estimate.gpu.sass import ASYNCHRONOUS, Instruction
 
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _ASYNCHRONOUS_SHAPE = re.compile(r"64x(\d+)x(\d+)")

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from itertools import product
 
-from bench.gpu.model.sass import Instruction
-from bench.gpu.model.scalar import MASK, Bytes, Thread, Value, bits, number, signed
+from tilekern.estimate.gpu.sass import Instruction
+from tilekern.estimate.gpu.scalar import MASK, Bytes, Thread, Value, bits, number, signed
 
 Rule = Callable[[Thread, Instruction], "tuple[Value | Bytes, ...] | None"]
 """Values of an instruction's results; None if no value is known."""

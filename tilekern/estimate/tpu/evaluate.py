@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.tpu_static import hlo
-from bench.tpu_static.bundles import DumpError
-from bench.tpu_static.hlo import HloInstruction
+from tilekern.estimate.tpu import hlo
+from tilekern.estimate.tpu.bundles import DumpError
+from tilekern.estimate.tpu.hlo import HloInstruction
 
 Array = np.ndarray[Any, Any]
 HloValue = Array | tuple["HloValue | None", ...]

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from bench.gpu.model import rates
-from bench.gpu.model.rates import Gpu
-from bench.gpu.model.sass import ASYNCHRONOUS, Instruction
-from bench.gpu.model.walk import Effect, Segment
-from bench.gpu.model.work import Work
+from tilekern.estimate.gpu import rates
+from tilekern.estimate.gpu.rates import Gpu
+from tilekern.estimate.gpu.sass import ASYNCHRONOUS, Instruction
+from tilekern.estimate.gpu.walk import Effect, Segment
+from tilekern.estimate.gpu.work import Work
 
 _STALLS = {"MEMBAR": rates.FENCE_LATENCY, "FENCE": rates.FENCE_LATENCY}
 _LOADS = frozenset(("LDG", "LD", "ATOM", "ATOMG"))

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.gpu.model.rules import evaluate
-from bench.gpu.model.sass import INDEXED, Instruction, Listing
-from bench.gpu.model.scalar import Thread, Value
+from tilekern.estimate.gpu.rules import evaluate
+from tilekern.estimate.gpu.sass import INDEXED, Instruction, Listing
+from tilekern.estimate.gpu.scalar import Thread, Value
 
 MAX_STEPS = 2_000_000
 

@@ -1,8 +1,8 @@
-"""python -m bench.tpu_static.child CHIP FOLDER < PROGRAM: compile ahead of time; libtpu dumps as LIBTPU_INIT_ARGS says.
+"""Compile a program ahead of time: `python -m tilekern.estimate.tpu.child CHIP FOLDER < PROGRAM`.
 
 FOLDER/compiled.txt gets the HLO of the compiled program, which has the VMEM that each kernel takes.
 
-A process of its own, for libtpu reads its flags once. It imports nothing of tilekern; programs may.
+A process of its own, for libtpu reads its flags once. It dumps what LIBTPU_INIT_ARGS says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bench.tpu_static.chips import chip
+from tilekern.estimate.tpu.chips import chip
 
 
 def main(name: str, folder: Path, source: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.gpu.model.walk import Segment
+from tilekern.estimate.gpu.walk import Segment
 
 MAX_PERIOD = 16
 KEPT = 6

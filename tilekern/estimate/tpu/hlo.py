@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.tpu_static.bundles import DumpError
+from tilekern.estimate.tpu.bundles import DumpError
 
 PALLAS = "tpu_custom_call"
 

@@ -11,6 +11,6 @@ loops       cycles and work of an iteration
 estimation  the whole model, for a launch
 """
 
-from bench.gpu.model.estimation import LINES, Estimate, Launch, estimate
+from tilekern.estimate.gpu.estimation import LINES, Launch, LaunchEstimate, estimate
 
-__all__ = ["LINES", "Estimate", "Launch", "estimate"]
+__all__ = ["LINES", "Launch", "LaunchEstimate", "estimate"]

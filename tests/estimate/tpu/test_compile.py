@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.tpu_static.bundles import DumpError
-from bench.tpu_static.chips import CHIPS
-from bench.tpu_static.estimate import CompileError, Estimate, call, estimate
-from bench.tpu_static.simulate import SimulationError
+from tilekern.estimate.tpu.bundles import DumpError
+from tilekern.estimate.tpu.chips import CHIPS
+from tilekern.estimate.tpu.estimate import CompileError, KernelEstimate, call, estimate
+from tilekern.estimate.tpu.simulate import SimulationError
 
 pytest.importorskip("libtpu", reason="needs libtpu")
 
@@ -82,17 +82,17 @@ PROGRAMS = {
 
 
 @cache
-def _estimate(name: str) -> list[Estimate]:
+def _estimate(name: str) -> list[KernelEstimate]:
     return estimate(*PROGRAMS[name])
 
 
-def found(*names: str) -> list[list[Estimate]]:
+def found(*names: str) -> list[list[KernelEstimate]]:
     """The estimates of some of `PROGRAMS`; two compilers run at once."""
     with ThreadPoolExecutor(2) as pool:
         return [*pool.map(_estimate, names)]
 
 
-def kernels(*names: str) -> list[Estimate]:
+def kernels(*names: str) -> list[KernelEstimate]:
     """The Pallas kernel of each of some programs."""
     return [one for made in found(*names) for one in made if one.pallas]
 

@@ -1,0 +1,1 @@
+"""Estimates of the time of compiled kernels, without the hardware that they are compiled for."""
