@@ -14,7 +14,7 @@ from tests.lower.library import DIFFERENTIABLE, family_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import kind_of
-from tilekern.kernel.derived import backward_family, tangent_family
+from tilekern.kernel.derived import BackwardPass, tangent_family
 from tilekern.kernel.stages import Traced
 from tilekern.kernel.tile_family import TileFamily
 from tilekern.lower.lowering import lower
@@ -77,7 +77,7 @@ def derived(name: str, dtype: str, target: str) -> list[TileFamily]:
     family = family_of(name, LIBRARY[name][0].small(), dtype)
     moving = tuple(kind_of(t.dtype) == "float" for t in family.types)
     tangent = tangent_family(family, moving)
-    backward = backward_family(tangent, (*(False for _ in moving), *(True for moves in moving if moves)))
+    backward = BackwardPass(tangent, (*(False for _ in moving), *(True for moves in moving if moves)))
     return [tangent, *backward.stages(resolve(target))]
 
 

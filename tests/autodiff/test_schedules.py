@@ -12,7 +12,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, refused
 from tilekern.errors import ArgumentError
-from tilekern.kernel.derived import backward_family, tangent_family
+from tilekern.kernel.derived import BackwardPass, tangent_family
 from tilekern.lower.target import resolve
 
 X = jnp.arange(1.0, 21)
@@ -74,7 +74,7 @@ def launches(kernel: Any) -> list[Any]:
     target = resolve("cuda:sm_90")
     family = kernel.trace(X, target=target.name)._family
     tangent = tangent_family(family, (True,))
-    stages = backward_family(tangent, (False, True)).stages(target)
+    stages = BackwardPass(tangent, (False, True)).stages(target)
     return [dict(f.launch(target)) for f in (family, tangent, *stages)]
 
 

@@ -14,7 +14,7 @@ import jax
 
 from tilekern.command_line import arguments
 from tilekern.errors import ArgumentError
-from tilekern.kernel.function_family import called
+from tilekern.kernel.composite import called
 from tilekern.kernel.interface import of_flat_arrays
 from tilekern.kernel.stages import Traced
 from tilekern.lower.target import DEFAULT, Target, resolve

@@ -1,13 +1,14 @@
 """Derivatives that follow from the block IR, for kernels whose author states no rule.
 
 The tangent of a kernel is a kernel: `TangentFamily`. The transpose of a kernel is a backward pass of one or several
-kernels: `BackwardFamily`. Both are families like any other, so that they have derivatives, and go under `jax.vmap`.
+kernels: `BackwardPass`. Both are called like any other kernel, so that they have derivatives, and go under `jax.vmap`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -15,8 +16,7 @@ import jax
 from tilekern.autodiff.backward import Backward, backward
 from tilekern.autodiff.tangent import tangent
 from tilekern.ir.core import Func, Value
-from tilekern.kernel.divided import on_explicit_mesh
-from tilekern.kernel.function_family import FunctionFamily, filled, is_float
+from tilekern.kernel.composite import Composite, Divisible, Rules, filled, is_float
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lower.target import Target
@@ -54,12 +54,12 @@ def tangent_family(family: TileFamily, moving: tuple[bool, ...]) -> TangentFamil
     return derived
 
 
-def backward_family(family: TileFamily, linear: tuple[bool, ...]) -> BackwardFamily:
+def backward_family(family: TileFamily, linear: tuple[bool, ...]) -> Composite:
     """The backward pass of a kernel, cached; `linear` has True for each operand that the kernel is linear in."""
     key = ("transpose", linear)
     derived = family.caches.derived.get(key)
     if derived is None:
-        family.caches.derived[key] = derived = BackwardFamily(family, linear)
+        family.caches.derived[key] = derived = BackwardPass(family, linear).composite()
     return derived
 
 
@@ -141,53 +141,53 @@ class StageFamily(DerivedTileFamily):
         return [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in self._member.func.inputs]
 
 
-class BackwardFamily(FunctionFamily):
-    """The cotangents of operands in which a kernel is linear, for the other operands and the results' cotangents."""
+@dataclass(frozen=True)
+class BackwardPass:
+    """The backward pass of a kernel: the cotangents of operands in which the kernel is linear.
 
-    def __init__(self, of: TileFamily, linear: tuple[bool, ...]) -> None:
-        super().__init__(f"{of.name.removesuffix('_tangent')}_backward", of.asked)
-        self._of, self._linear = of, linear
-        self.outputs = [t for t, is_linear in zip(of.types, linear, strict=True) if is_linear]
-        self.pass_for(self.target)  # so that an error comes with the call
+    It is a function of the other operands and of the results' cotangents.
 
-    @property
-    def types(self) -> list[jax.ShapeDtypeStruct]:
-        pairs = zip(self._of.types, self._linear, strict=True)
-        return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
+    Attributes:
+      of: the kernel.
+      linear: one flag for each operand of the kernel.
+    """
 
-    @property
-    def rule(self) -> ShardingRule | None:
-        rule = self._of.rule
-        return None if rule is None else rule.transposed(self._linear)
+    of: TileFamily
+    linear: tuple[bool, ...]
 
-    def _part(self, parts: Mapping[str, int]) -> BackwardFamily | str:
-        part = self._of.part(parts)
-        return part if isinstance(part, str) else BackwardFamily(cast(TileFamily, part), self._linear)
+    def composite(self) -> Composite:
+        """The pass as a function of kernels."""
+        name, pairs = (
+            f"{self.of.name.removesuffix('_tangent')}_backward",
+            [*zip(self.of.types, self.linear, strict=True)],
+        )
+        types = [*(t for t, is_linear in pairs if not is_linear), *self.of.outputs]
+        rules, divisible = Rules(None, self._transpose), Divisible(self._rule, self._part)
+        self.funcs(self.of.target)  # so that an error comes with the call
+        return Composite(name, self.of.asked, types, self._outputs, self._function, rules=rules, divisible=divisible)
 
-    def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
-        return on_explicit_mesh(self, operands)
-
-    def pass_for(self, target: Target) -> Backward:
+    def funcs(self, target: Target) -> Backward:
         """The Funcs of the backward pass for a target, in their order, and the way of arrays from one to the next."""
-        backward_pass = self.caches.batched.get(target)
+        key = ("backward pass", self.linear, target)
+        backward_pass = self.of.caches.derived.get(key)
         if backward_pass is None:
-            self.caches.batched[target] = backward_pass = self._pass(target)
+            member, operands = self.of.member(target), len(self.linear)
+            linear = [n < operands and self.linear[n] for n in member.reads]
+            self.of.caches.derived[key] = backward_pass = backward(member.func, linear, self.of.residuals)
         return backward_pass
-
-    def _pass(self, target: Target) -> Backward:
-        member = self._of.member(target)
-        operands = len(self._linear)
-        linear = [n < operands and self._linear[n] for n in member.reads]
-        return backward(member.func, linear, self._of.residuals)
 
     def stages(self, target: Target) -> list[StageFamily]:
         """The families of the kernels for a target."""
-        return [StageFamily(stage.func, self._of) for stage in self.pass_for(target).stages]
+        return [StageFamily(stage.func, self.of) for stage in self.funcs(target).stages]
 
-    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
-        member, backward_pass = self._of.member(target), self.pass_for(target)
+    @property
+    def _outputs(self) -> list[jax.ShapeDtypeStruct]:
+        return [t for t, is_linear in zip(self.of.types, self.linear, strict=True) if is_linear]
+
+    def _function(self, target: Target, on_mesh: bool) -> Callable[..., list[jax.Array]]:
+        member, backward_pass = self.of.member(target), self.funcs(target)
         families = self.stages(target)
-        operands, fixed_numbers = len(self._linear), [n for n, is_linear in enumerate(self._linear) if not is_linear]
+        operands, fixed_numbers = len(self.linear), [n for n, is_linear in enumerate(self.linear) if not is_linear]
 
         def run(*operands_and_cotangents: jax.Array) -> list[jax.Array]:
             by_number = dict(zip(fixed_numbers, operands_and_cotangents, strict=False))
@@ -204,21 +204,30 @@ class BackwardFamily(FunctionFamily):
 
     def _in_order(self, member: Member, cotangents: Sequence[jax.Array | None]) -> list[jax.Array]:
         """The cotangents in the order of the operands; zeros for an operand that no input of the Func reads."""
-        order = [n for n in member.reads if n < len(self._linear) and self._linear[n]]
+        order = [n for n in member.reads if n < len(self.linear) and self.linear[n]]
         by_number = dict(zip(order, cotangents, strict=True))
-        linear = [n for n, is_linear in enumerate(self._linear) if is_linear]
-        arrays = filled([by_number.get(n) for n in linear], self.outputs)
-        return [x.astype(o.dtype) for x, o in zip(arrays, self.outputs, strict=True)]
+        linear = [n for n, is_linear in enumerate(self.linear) if is_linear]
+        outputs = self._outputs
+        arrays = filled([by_number.get(n) for n in linear], outputs)
+        return [x.astype(o.dtype) for x, o in zip(arrays, outputs, strict=True)]
 
-    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        # It is the transpose of `_of`, so its own transpose, in the cotangents of the results, is `_of`.
+    def _transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any] | None:
+        """The kernel itself, for cotangents of the results: its transpose is the pass, whose transpose it then is."""
         unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
-        first = len(self._linear) - sum(self._linear)
+        first = len(self.linear) - sum(self.linear)
         if any(unknown[:first]) or not all(unknown[first:]):
-            return super().transpose(cotangents, operands)
-        fixed, moving = iter(operands[:first]), iter(filled(cotangents, self.outputs))
-        results = call(self._of, *(next(moving) if is_linear else next(fixed) for is_linear in self._linear))
+            return None
+        fixed, moving = iter(operands[:first]), iter(filled(cotangents, self._outputs))
+        results = call(self.of, *(next(moving) if is_linear else next(fixed) for is_linear in self.linear))
         return [*[None] * first, *results]
+
+    def _rule(self) -> ShardingRule | None:
+        rule = self.of.rule
+        return None if rule is None else rule.transposed(self.linear)
+
+    def _part(self, parts: Mapping[str, int]) -> Composite | str:
+        part = self.of.part(parts)
+        return part if isinstance(part, str) else BackwardPass(cast(TileFamily, part), self.linear).composite()
 
 
 def _total(parts: Sequence[jax.Array]) -> jax.Array | None:

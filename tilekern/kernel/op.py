@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from tilekern.errors import checked
+from tilekern.kernel import composite
+from tilekern.kernel.composite import Composite
 from tilekern.kernel.declared import Declared, required
-from tilekern.kernel.op_family import OpFamily
 from tilekern.kernel.op_stages import TracedOp
 from tilekern.lower.target import Target
 from tilekern.primitive import call
@@ -52,18 +53,14 @@ class CustomOp(Declared):
     def trace(self, *args: Any, **keywords: Any) -> TracedOp:
         """Trace the op, and the kernels that it calls, for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
         args, keywords = self.signature.positional(args, keywords)
-        statics, blocks, target = self._check(keywords)
-        family, _ = self._family(args, statics, blocks, target)
-
-        def again(target: Target) -> OpFamily:
-            return OpFamily(self._definition, family.declared.arguments, statics, blocks, target)
-
-        return TracedOp(family, again)
+        family, _ = self._family(args, *self._check(keywords))
+        return TracedOp(family)
 
     def _make_family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
-    ) -> tuple[OpFamily, bool]:
-        return OpFamily(self._definition, args, statics, blocks, target), True
+    ) -> tuple[Composite, bool]:
+        return composite.op(composite.op_call(self._definition, args, statics, blocks, target)), True
 
-    def _bind(self, family: OpFamily, args: tuple[Any, ...]) -> Any:
+    def _bind(self, family: Composite, args: tuple[Any, ...]) -> Any:
+        assert family.declared is not None
         return family.declared.results.pack(call(family, *jax.tree.leaves(args)))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 
 from tilekern import _jax
 from tilekern.errors import TargetError, checked
+from tilekern.kernel.composite import Composite, op
+from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.family import Calls
 from tilekern.kernel.interface import of_call, of_flat_arrays
 from tilekern.kernel.stages import Compiled, Lowered, Traced
 from tilekern.lower.target import Target, on_platform, resolve
-
-if TYPE_CHECKING:
-    from tilekern.kernel.op_family import OpFamily
 
 
 class TracedOp:
@@ -29,8 +29,9 @@ class TracedOp:
         arguments, then the arrays that the kernel closes over.
     """
 
-    def __init__(self, family: OpFamily, again: Callable[[Target], OpFamily]) -> None:
-        self._family, self._again = family, again
+    def __init__(self, family: Composite) -> None:
+        assert family.declared is not None
+        self._call = family.declared
         self.jaxpr, calls = family.traced(family.target)
         self.kernels: tuple[Traced, ...] = tuple(
             Traced(kernel, of_flat_arrays(kernel, target), target) for kernel, target in calls
@@ -48,9 +49,10 @@ class TracedOp:
           emitter: as for `Traced.lower`; all kernels of the op must have a form for "gluon".
         """
         resolved = resolve(target, emitter)
-        settings = self._family.declared.settings
+        settings = self._call.settings
         with jax.enable_x64(settings.x64), _jax.checking(settings):
-            return LoweredOp(self._again(resolved), resolved)
+            call = replace(self._call, asked=resolved)
+            return LoweredOp(op(call), call, resolved)
 
 
 class LoweredOp:
@@ -63,8 +65,8 @@ class LoweredOp:
         `target=` is lowered to that target.
     """
 
-    def __init__(self, family: OpFamily, target: Target) -> None:
-        self._family, self._target, self.target = family, target, target.name
+    def __init__(self, family: Composite, call: DeclaredCall, target: Target) -> None:
+        self._family, self._call, self._target, self.target = family, call, target, target.name
         self.jaxpr, calls = family.traced(target)
         self.kernels: tuple[Lowered, ...] = tuple(_lowered(calls, target))
 
@@ -83,7 +85,7 @@ class LoweredOp:
 
     def compile(self) -> CompiledOp:
         """Compile all kernels for the target. Its hardware need not be here, unless the result is called."""
-        return CompiledOp(self._family, self._target, tuple(kernel.compile() for kernel in self.kernels))
+        return CompiledOp(self._family, self._call, self._target, tuple(kernel.compile() for kernel in self.kernels))
 
 
 class CompiledOp:
@@ -93,13 +95,12 @@ class CompiledOp:
       kernels: a `Compiled` for each kernel, with its `asm` and its `resources`.
     """
 
-    def __init__(self, family: OpFamily, target: Target, kernels: tuple[Compiled, ...]) -> None:
-        self._family, self._target, self.kernels = family, target, kernels
+    def __init__(self, family: Composite, call: DeclaredCall, target: Target, kernels: tuple[Compiled, ...]) -> None:
+        self._family, self._call, self._target, self.kernels = family, call, target, kernels
 
     @checked
     def __call__(self, *arrays: Any) -> Any:
-        call = self._family.declared
-        return call.results.pack(self._program(*of_call(call).flat(arrays)))
+        return self._call.results.pack(self._program(*of_call(self._call).flat(arrays)))
 
     @property
     def asm(self) -> Mapping[str, Any]:
@@ -124,9 +125,9 @@ class CompiledOp:
                 fix="look at .kernels, each with its .asm; or lower to 'cpu'",
             ) from error
         place = jax.sharding.SingleDeviceSharding(device)
-        with jax.enable_x64(self._family.declared.settings.x64):
+        with jax.enable_x64(self._call.settings.x64):
             program = jax.jit(self._family.function(self._target), in_shardings=place, out_shardings=place)
-            return program.lower(*_jax.flatten(self._family.declared.arguments)[0]).compile()
+            return program.lower(*_jax.flatten(self._call.arguments)[0]).compile()
 
 
 def _lowered(calls: Calls, target: Target) -> list[Lowered]:

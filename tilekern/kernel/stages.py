@@ -14,7 +14,7 @@ from tilekern.errors import ArgumentError, TargetError, checked
 from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.derived import backward_family, tangent_family
+from tilekern.kernel.derived import BackwardPass, tangent_family
 from tilekern.kernel.interface import Interface, of_flat_arrays
 from tilekern.kernel.packed import packed
 from tilekern.kernel.saved import decode, encode
@@ -168,7 +168,7 @@ class Gradient:
     ) -> None:
         moving = interface.moving(wrt)
         along = tangent_family(family, (*moving, *(False for _ in interface.captured)))
-        against = backward_family(along, (*(False for _ in family.types), *(True for m in moving if m)))
+        against = BackwardPass(along, (*(False for _ in family.types), *(True for m in moving if m)))
         self.tangent = Traced(along, of_flat_arrays(along, target), target)
         stages = against.stages(target)
         self.backward: tuple[Traced, ...] = tuple(Traced(s, of_flat_arrays(s, target), target) for s in stages)

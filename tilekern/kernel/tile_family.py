@@ -17,6 +17,7 @@ from tilekern import _jax
 from tilekern.errors import DependencyError, FallbackWarning, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.debug import Assert, Print
+from tilekern.kernel.composite import mapped
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
 from tilekern.kernel.family import Calls, Family, Program, stacked
 from tilekern.kernel.packed import before_pairs, packed, unpacked
@@ -140,8 +141,8 @@ class TileFamily(Family):
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
         if _jax.has_symbols((size,)):
-            family = MappedFamily(self, size, dims)
-            return family, family.dims
+            dims = tuple(None if d is None else 0 for d in dims)
+            return mapped(self, size, dims), dims
         batch_dims = places(self.func(), tuple(map(before_pairs, self.types, dims)))
         key = (size, batch_dims)
         batched = self.caches.batched.get(key)
@@ -211,48 +212,3 @@ class BatchedFamily(TileFamily):
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
-
-
-class MappedFamily(Family):
-    """A family under `jax.vmap` over a batch of unknown size: a loop over the batch, for a grid has a known size.
-
-    Attributes:
-      dims: for each operand 0 if it is stacked, None if all calls share it.
-    """
-
-    def __init__(self, inner: Family, size: int, dims: tuple[int | None, ...]) -> None:
-        super().__init__(inner.name, inner.asked)
-        self._inner, self._size = inner, size
-        self.dims = tuple(None if d is None else 0 for d in dims)
-        self.outputs = stacked(inner.outputs, size)
-
-    def program(self, target: Target) -> Program:
-        program, partitioning = self._inner.program(target)
-
-        def run(*operands: jax.Array) -> Sequence[jax.Array]:
-            def call(slices: Sequence[jax.Array]) -> Sequence[jax.Array]:
-                slices_left = iter(slices)
-                return program(
-                    *(x if d is None else next(slices_left) for x, d in zip(operands, self.dims, strict=True))
-                )
-
-            return cast(Any, jax.lax).map(call, [x for x, d in zip(operands, self.dims, strict=True) if d is not None])
-
-        run.__name__ = self.name
-        return jax.jit(run), partitioning
-
-    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
-        pairs = zip(operands, self.dims, strict=True)
-        return self._inner.kernels(
-            target, [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in pairs]
-        )
-
-    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
-        family = MappedFamily(self, size, dims)
-        return family, family.dims
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        return batched_jvp(self._inner, self._size, self.dims, primals, tangents)
-
-    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        return batched_transpose(self._inner, self._size, self.dims, cotangents, operands)
