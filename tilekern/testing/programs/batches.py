@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import batched
 from random import Random
 from typing import Any
 
-from tilekern.ir.core import Op, Value
-from tilekern.ir.memory import Load, MemoryOp
-from tilekern.ir.rewrite import Rewriter
-from tilekern.passes.dce import dce
 from tilekern.testing.programs import Program, assert_agrees, build
+from tilekern.testing.programs.reduction import reduced
 
 # From programs to the outputs of each.
 Backend = Callable[[Sequence[Program]], Sequence[Sequence[Any]]]
@@ -67,8 +63,7 @@ def check(seeds: Iterable[int], backend: Backend, **options: Any) -> None:
             for seed, (program, choices) in zip(batch, samples, strict=True):
                 if (problem := problem_of(program, backend)) is not None:
                     smallest = simplest(choices, backend, problem, options)
-                    shown = f"{problem_of(smallest, backend)!r}\n{smallest!r}"
-                    raise AssertionError(f"seed {seed}: {shown}") from error
+                    raise AssertionError(f"seed {seed}: {message(smallest, backend)}") from error
             raise  # only all of them together fail
 
 
@@ -81,17 +76,37 @@ def problem_of(program: Program, backend: Backend) -> Exception | None:
     return None
 
 
+def message(program: Program, backend: Backend) -> str:
+    """The first line of a program's problem, and a script that runs the program again."""
+    first, *_ = str(problem_of(program, backend)).splitlines() or [""]
+    return f"{first}\n\n{script(program, backend)}"
+
+
+def script(program: Program, backend: Backend) -> str:
+    """A Python script that runs a program on a backend, and fails if the outputs are not the interpreter's.
+
+    A backend that has no name in a module, such as a lambda, is left to the reader to fill in.
+    """
+    imports = ["from tilekern.ir.parse import parse", "from tilekern.testing.programs import Program, assert_agrees"]
+    function = backend.func if isinstance(backend, partial) else backend
+    name, module = getattr(function, "__qualname__", "<none>"), getattr(function, "__module__", "")
+    if name.isidentifier() and module:
+        imports.append(f"from {module} import {name}")
+        keywords = backend.keywords if isinstance(backend, partial) else {}
+        arguments = ", ".join(["[program]", *(f"{key}={value!r}" for key, value in keywords.items())])
+        last = f"assert_agrees(program, {name}({arguments})[0])"
+    else:
+        last = "assert_agrees(program, ...)  # for the dots: the outputs on the backend of the test"
+    return "\n".join([*imports, f"program = {program!r}", last])
+
+
 def simplest(choices: list[int], backend: Backend, problem: Exception, options: Mapping[str, Any]) -> Program:
     """A simple program with a problem of the same class."""
 
     def fails(program: Program) -> bool:
         return type(problem_of(program, backend)) is type(problem)
 
-    program = shrink(choices, fails, **options)
-    for output in program.func.outputs:
-        smaller = without(program, output)
-        program = smaller if smaller is not None and fails(smaller) else program
-    return program
+    return reduced(shrink(choices, fails, **options), fails)
 
 
 def shrink(choices: list[int], fails: Callable[[Program], bool], **options: Any) -> Program:
@@ -123,18 +138,3 @@ def smaller[T](choices: list[int], make: Callable[[Choices], T], fails: Callable
                 choices = [*before, *zeros, *after]
             at += size
     return make(Choices(choices))
-
-
-def without(program: Program, output: Value) -> Program | None:
-    """The program without an output, unless it is read."""
-    func = program.func
-    if any(isinstance(op, Load) and op.ref is output for op in func.walk()) or output.ref.role == "inout":
-        return None
-
-    def rule(op: Op, _: Rewriter) -> Sequence[Value] | None:
-        return () if isinstance(op, MemoryOp) and op.ref is output else None
-
-    kept = [(p, t) for p, t in zip(func.outputs, program.tolerances, strict=True) if p is not output]
-    params = (*(p for p in func.params if p is not output),)
-    smaller = dce(replace(Rewriter(rule).run(func), params=params))
-    return Program(smaller, program.seed, tuple(t for _, t in kept))
