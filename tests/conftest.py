@@ -15,7 +15,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import durations, sweeps
+from tests import durations, seeds, sweeps
 
 # Millions of objects live as long as the process, and JAX adds work of its own to each collection: fewer of them.
 gc.set_threshold(10_000, 10, 10)
@@ -40,13 +40,15 @@ settings.load_profile("ci")  # `--hypothesis-profile` on the command line wins
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options of `tests.sweeps` and `tests.durations`."""
+    """Declare the options of `tests.sweeps`, `tests.seeds` and `tests.durations`."""
     parser.addoption("--sweep", default=sweeps.SAMPLE, help="the sample of sweeps: a number, or 'all'")
+    parser.addoption("--seeds", default="0", help="which random programs: a number; see tests/seeds.py")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json after the run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up XLA for the sample; record in the process that starts those of pytest-xdist."""
+    seeds.begin(str(config.getoption("--seeds")))
     # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
     jax.config.update("jax_disable_most_optimizations", sweeps.choose(config) != "all")
     if config.getoption("--record-durations"):
@@ -60,8 +62,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the sample, to repeat a failure."""
-    terminalreporter.write_line(f"sweeps: --sweep {sweeps.choose(config)}")
+    """Print the sample and the seeds, to repeat a failure."""
+    terminalreporter.write_line(f"to repeat: --sweep {sweeps.choose(config)} --seeds {config.getoption('--seeds')}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,8 @@
     python -m tests.full --earlier       a part that passed at an earlier commit counts, too
 
 A part is the tests of a folder, without those of its subfolders; a file that takes long is a part alone. All cases of
-sweeps and all slow tests are run, with 500 examples of each property. What ended how is kept in `build/test-full.json`,
+sweeps and all slow tests are run, with 500 examples of each property, and random programs of seeds that no earlier
+commit had. What ended how is kept in `build/test-full.json`,
 one entry a part, written when the part has ended: a part that is interrupted is run again as a whole.
 """
 
@@ -68,20 +69,15 @@ class Outcome:
     summary: tuple[str, ...]
 
 
-def parts(jobs: int = 2) -> Iterator[Part]:
-    """Every part, in the order in which they run; together they are all tests of the project."""
-    pytest = (
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        str(jobs),
-        "--dist",
-        "worksteal",
-        "--hypothesis-profile=full",
-        "--sweep",
-        "all",
-    )
+def parts(jobs: int = 2, seeds: int = 0) -> Iterator[Part]:
+    """Every part, in the order in which they run; together they are all tests of the project.
+
+    Args:
+      jobs: the number of test processes.
+      seeds: the number of `--seeds`, which chooses the random programs.
+    """
+    options = f"-q -n {jobs} --dist worksteal --hypothesis-profile=full --sweep all --seeds {seeds}"
+    pytest = ("-m", "pytest", *options.split())
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     for folder in sorted(folders):
         files = sorted(path.relative_to(ROOT).as_posix() for path in folder.glob("test_*.py"))
@@ -102,8 +98,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--earlier", action="store_true", help="count what passed at an earlier commit")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="test processes (default: 2)")
     options = parser.parse_args(arguments)
-    chosen = [part for part in parts(options.jobs) if re.search(options.only, part.name)]
     commit = _commit()
+    chosen = [part for part in parts(options.jobs, seeds_of(commit)) if re.search(options.only, part.name)]
     if not options.list:
         for part in chosen:
             if not _holds(load().get(part.name), commit, options.earlier):
@@ -116,6 +112,11 @@ def main(arguments: Sequence[str]) -> int:
         _say(_line(name, outcomes.get(name)))
     _say(f"{len(chosen) - len(left)} of {len(chosen)} parts have passed at {commit}{' or before' * options.earlier}")
     return 1 if left else 0
+
+
+def seeds_of(commit: str) -> int:
+    """The number of `--seeds` at a commit, a number of its own with good luck: from 0 to 9,999."""
+    return int(commit.rstrip("+"), 16) % 10_000
 
 
 def load() -> Mapping[str, Outcome]:

@@ -22,7 +22,8 @@ def test_each_test_file_is_in_one_part() -> None:
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of outcomes of three parts, of which the second one fails."""
     outcomes = {"one": "pass", "two": "print('FAILED it'); raise SystemExit(1)", "three": "pass"}
-    monkeypatch.setattr(full, "parts", lambda jobs: [Part(name, ("-c", code)) for name, code in outcomes.items()])
+    parts = [Part(name, ("-c", code)) for name, code in outcomes.items()]
+    monkeypatch.setattr(full, "parts", lambda jobs, seeds: parts)
     monkeypatch.setattr(full, "STATE", tmp_path / "build" / "state.json")
     monkeypatch.setattr(full, "_commit", lambda: "abc")
     return full.STATE
@@ -45,6 +46,11 @@ def test_what_passed_at_an_earlier_commit_counts_if_asked(state: Path, monkeypat
     assert "0 of 3 parts have passed at def" in capsys.readouterr().out
     assert main(["--list", "--earlier"]) == 1
     assert "2 of 3 parts have passed at def or before" in capsys.readouterr().out
+
+
+def test_random_programs_have_other_seeds_at_each_commit() -> None:
+    assert full.seeds_of("a45e30f") == full.seeds_of("a45e30f+") != full.seeds_of("d9f390e")
+    assert all("--seeds 17" in " ".join(part.command) for part in parts(seeds=17) if "pytest" in part.command)
 
 
 def test_failures_are_named(state: Path, capsys: Any) -> None:

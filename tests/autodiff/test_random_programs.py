@@ -7,6 +7,7 @@ from collections import Counter
 import jax
 import pytest
 
+from tests import seeds
 from tilekern.ir.types import F64
 from tilekern.testing.fuzz import derivatives
 from tilekern.testing.programs.batches import sample
@@ -19,6 +20,6 @@ _CHUNK = 60
 def test_tangents_are_those_of_jax_and_backward_passes_their_transposes(chunk: int) -> None:
     tally = Counter[str]()
     with jax.enable_x64(True):
-        for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK):
+        for seed in seeds.of_chunk(chunk, _CHUNK):
             tally[derivatives.check(sample(seed, dtypes=(F64,))[0])] += 1
     assert tally["transposes"] >= _CHUNK // 10, tally

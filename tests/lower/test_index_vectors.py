@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tilekern as tk
+from tests import seeds
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
@@ -215,8 +216,8 @@ BACKENDS = {by_xla: 12, by_llvm: 30, by_triton: 16, by_mosaic: 5}
 def test_what_comes_from_outside_addresses_nothing(
     backend: Callable[[Sequence[Chain]], Sequence[Outputs]], round: int
 ) -> None:
-    seeds = range(round * BACKENDS[backend], (round + 1) * BACKENDS[backend])
-    chains = [chain(partial(Random(seed).randint, 0)) for seed in seeds]
-    for seed, found, made in zip(seeds, backend(chains), chains, strict=True):
+    numbers = seeds.of_chunk(round, BACKENDS[backend])
+    chains = [chain(partial(Random(seed).randint, 0)) for seed in numbers]
+    for seed, found, made in zip(numbers, backend(chains), chains, strict=True):
         for got, expected in zip(found, made.expected, strict=True):
             np.testing.assert_array_equal(np.asarray(got), expected, err_msg=f"seed {seed}:\n{made.func}")

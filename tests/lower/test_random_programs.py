@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests import seeds
 from tests.lower.llvm.machines import AVX2, AVX512, runs_here
 from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
 from tests.lower.mosaic.one_loop import OneLoop, in_two
@@ -51,7 +52,7 @@ def chunks(count: int) -> pytest.MarkDecorator:
 
 
 def seeds_of(chunk: int) -> range:
-    return range(chunk * _CHUNK, (chunk + 1) * _CHUNK)
+    return seeds.of_chunk(chunk, _CHUNK)
 
 
 # --- the XLA backend -------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ _OTHERS = 100
 def test_llvm_code_for_lesser_machines_agrees_with_the_interpreter(chunk: int, machine: Machine) -> None:
     if not runs_here(machine):
         pytest.skip(f"needs a CPU that runs code for {machine.cpu}")
-    check(range(chunk * _OTHERS, (chunk + 1) * _OTHERS), partial(by_llvm, machine=machine))
+    check(seeds.of_chunk(chunk, _OTHERS), partial(by_llvm, machine=machine))
 
 
 # --- the Triton backend ----------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ _INTERPRETED, _WITH_LOOPS = 40, 24
 @pytest.mark.sweep(3)
 @chunks(3)
 def test_mosaic_kernels_agree_with_the_interpreter(chunk: int) -> None:
-    check(range(chunk * _INTERPRETED, (chunk + 1) * _INTERPRETED), by_mosaic, dtypes=NARROW)
+    check(seeds.of_chunk(chunk, _INTERPRETED), by_mosaic, dtypes=NARROW)
 
 
 def by_mosaic_in_every_form(programs: Sequence[Program], seen: Counter[str]) -> Sequence[Sequence[np.ndarray]]:
@@ -149,8 +150,7 @@ def agrees(program: Program, outputs: Sequence[np.ndarray]) -> bool:
 @chunks(2)
 def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk: int) -> None:
     seen = Counter[str]()
-    seeds = range(chunk * _WITH_LOOPS, (chunk + 1) * _WITH_LOOPS)
-    check(seeds, partial(by_mosaic_in_every_form, seen=seen), dtypes=NARROW, make=OneLoop)
+    check(seeds.of_chunk(chunk, _WITH_LOOPS), partial(by_mosaic_in_every_form, seen=seen), dtypes=NARROW, make=OneLoop)
     assert min(seen[form] for form in ("grid_loop", "step_table", "pipelined")) >= 1, seen
 
 

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests import seeds
 from tilekern.testing.fuzz import meshes
 from tilekern.testing.programs.batches import Choices
 
@@ -16,7 +17,7 @@ _CHUNK = 20
 @pytest.mark.parametrize("chunk", range(250))
 def test_random_kernels_on_meshes(chunk: int) -> None:
     """5,000 calls in all."""
-    for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK):
+    for seed in seeds.of_chunk(chunk, _CHUNK):
         call = meshes.draw(Choices(random=Random(seed)))
         try:
             call.check()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import seeds
 from tests.ir.funcs import assert_same
 from tests.lower.llvm.funcs import func_of
 from tests.lower.llvm.machines import ALL, AVX2, BFLOAT16, NEON
@@ -96,8 +97,7 @@ def by_legal_form(programs: Sequence[Program], machine: Machine) -> Any:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", ALL, ids=lambda m: m.cpu)
 def test_the_meaning_of_random_programs_stays(machine: Machine) -> None:
-    first = 60 * ALL.index(machine)
-    check(range(first, first + 60), lambda programs: by_legal_form(programs, machine))
+    check(seeds.of_chunk(ALL.index(machine), 60), lambda programs: by_legal_form(programs, machine))
 
 
 @pytest.mark.sweep(2)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import seeds
 from tests.ir.funcs import FILE, assert_near, assert_same, matmul, softmax
 from tests.lower.mosaic.cells import DTYPE_NAMES, OPS, arrays_of, cell
 from tests.lower.mosaic.compiled_functions import CHIPS
@@ -45,8 +46,9 @@ SHAPES = st.lists(st.sampled_from([1, 2, 3, 5, 8, 12]), min_size=1, max_size=3).
 
 @pytest.mark.parametrize("chunk", _SEEDS)
 def test_random_programs(chunk: int) -> None:
-    seeds = range(chunk * _CHUNK, (chunk + 1) * _CHUNK)
-    check(seeds, lambda ps: [legalized(pipeline.run(p.func), p.arrays) for p in ps], dtypes=NARROW)
+    check(
+        seeds.of_chunk(chunk, _CHUNK), lambda ps: [legalized(pipeline.run(p.func), p.arrays) for p in ps], dtypes=NARROW
+    )
 
 
 # --- every cell of the table ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tests import seeds
 from tests.lower.triton.legalize.meaning import hardware
 from tests.lower.triton.legalize.promises import assert_legal, ops_of
 from tilekern.errors import TargetError
@@ -39,5 +40,4 @@ def legalized(program: Program, chip: Chip) -> Sequence[np.ndarray]:
 @pytest.mark.parametrize("chunk", _SEEDS)
 def test_the_meaning_stays(chunk: int, name: str) -> None:
     dtypes = [d for n, d in DTYPES.items() if n != "f8e4m3fn" or CHIPS[name].float8]
-    seeds = range(chunk * _CHUNK, (chunk + 1) * _CHUNK)
-    check(seeds, lambda programs: [legalized(p, CHIPS[name]) for p in programs], dtypes=dtypes)
+    check(seeds.of_chunk(chunk, _CHUNK), lambda programs: [legalized(p, CHIPS[name]) for p in programs], dtypes=dtypes)
