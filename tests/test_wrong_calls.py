@@ -330,7 +330,7 @@ def test_the_calls_of_the_table_are_right(name: str) -> None:
 
 # Classes whose objects the package makes.
 MADE = {"Compiled", "CompiledOp", "Cost", "CustomOp", "Device", "Kernel", "Lowered", "LoweredOp", "Ref", "Resources"}
-MADE |= {"ShardingRule", "Tile", "Traced", "TracedOp", "Block"}
+MADE |= {"ShardingRule", "Tile", "Traced", "TracedOp", "Block", "Choice"}
 
 
 def test_the_table_has_every_public_function() -> None:

@@ -4,6 +4,7 @@ from tilekern import errors, export
 from tilekern.ir.analysis.costs import Cost
 from tilekern.kernel import (
     Block,
+    Choice,
     Compiled,
     CompiledOp,
     CustomOp,
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Block",
+    "Choice",
     "Compiled",
     "CompiledOp",
     "Cost",

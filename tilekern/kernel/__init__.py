@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from tilekern.errors import ArgumentError, checked
+from tilekern.kernel.choice import Choice, Tunable
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.definition import RESIDUALS, Definition, Schedule
 from tilekern.kernel.interface import of_call
@@ -26,6 +27,7 @@ from tilekern.primitive import call
 
 __all__ = [
     "Block",
+    "Choice",
     "Compiled",
     "CompiledOp",
     "CustomOp",
@@ -57,8 +59,8 @@ def kernel(
     """Make a JAX function of a function over refs.
 
     The decorated function's positional parameters are pytrees of `Ref`s, inputs first, then outputs; its keyword-only
-    parameters are static, those annotated with `tk.Block` are block sizes. It stores every element of every output that
-    is neither `tk.Zeros` nor `tk.Sum`.
+    parameters are static. A schedule may give parameters annotated with `tk.Block`, which are block sizes, or with
+    `tk.Choice`. The function stores every element of every output that is neither `tk.Zeros` nor `tk.Sum`.
 
     The body is traced once for the types and static arguments of a call, as by `jax.jit`. A global that it reads keeps
     the value of that time. Pass a value that changes as an array or a static argument.
@@ -66,9 +68,9 @@ def kernel(
     Args:
       function: never passed: the decorator is written with arguments, `@tk.kernel(out_type=...)`.
       out_type: required; called with the inputs as `jax.ShapeDtypeStruct`s, and with those static arguments (blocks
-        excepted) that it has parameters for; returns the type of the output, or a tuple with one entry (a type, a
-        pytree of types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in `tk.Zeros` or
-        `tk.Sum`.
+        and choices excepted) that it has parameters for; returns the type of the output, or a tuple with one entry (a
+        type, a pytree of types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in
+        `tk.Zeros` or `tk.Sum`.
       donate: names of inputs that the kernel also writes to; they are returned, before the outputs. The caller's array
         does not change: XLA copies it if it is used again.
       linear: names of inputs in which, taken together, the results are linear, None standing for an input of zeros: the
@@ -196,7 +198,7 @@ class Kernel(Declared):
         return Traced(family, of_call(family.declared, family.captured), family.target)
 
     def _make_family(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
+        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
     ) -> tuple[KernelFamily, bool]:
         family = KernelFamily(self._definition, args, statics, blocks, target)
         if family.captures_tracers:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, TraceError, UnsupportedError
 from tilekern.kernel import derivatives
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.divided import on_explicit_mesh
@@ -267,7 +268,7 @@ def op_call(
     definition: Definition,
     arguments: Sequence[Any],
     statics: Mapping[str, Any],
-    blocks: Mapping[str, int],
+    blocks: Mapping[str, Tunable],
     target: Target | None,
 ) -> DeclaredCall:
     """A call of an op on arguments of given types, which are checked."""
@@ -291,7 +292,7 @@ def op(declared: DeclaredCall) -> Composite:
 def _function_of_op(declared: DeclaredCall, target: Target, on_mesh: bool) -> Function:
     """The op on flat operands, with the blocks of a target."""
     blocks = declared.blocks_for(target)
-    keywords = {**declared.statics, **{name: blocks[name] for name in declared.signature.blocks}}
+    keywords = {**declared.statics, **{name: blocks[name] for name in declared.signature.tunables}}
     tree = _jax.structure(declared.arguments)
 
     def run(*leaves: jax.Array) -> list[jax.Array]:
@@ -341,7 +342,7 @@ def _captures(declared: DeclaredCall, value: Any) -> TraceError:
         )
 
 
-def _check_call(definition: Definition, arguments: Sequence[Any], blocks: Mapping[str, int]) -> None:
+def _check_call(definition: Definition, arguments: Sequence[Any], blocks: Mapping[str, Tunable]) -> None:
     name, names = definition.signature.name, definition.signature.arrays
     if len(arguments) != len(names):
         raise ArgumentError(

@@ -14,6 +14,7 @@ from tilekern import _jax, source
 from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
 from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.caches import DeclaredCaches
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import RESIDUALS, Definition, Rules, Schedule
 from tilekern.kernel.inherited_target import inherited_target
 from tilekern.kernel.signature import LAUNCH, Signature, of_function
@@ -126,7 +127,7 @@ class Declared:
         """Declare the blocks for all targets whose name starts with `target`; the longest such name decides.
 
         The decorated function gets the inputs as `jax.ShapeDtypeStruct`s, and by keyword those static arguments, and
-        the name of the `target`, that it has parameters for. It returns a dict of blocks.
+        the name of the `target`, that it has parameters for. It returns a dict of blocks, choices and launch options.
         """
 
         def register(schedule: Schedule) -> Schedule:
@@ -140,10 +141,10 @@ class Declared:
         """Declare the derivative: `rule(primals, tangents)` returns (results, their tangents).
 
         `primals` is the tuple of the inputs. `tangents` is like it, with None for each array whose tangent is zero, and
-        the rule may return None for a tangent that is zero. By keyword it gets those static arguments and blocks that
-        it has parameters for. The rule is JAX code. For reverse mode it must compute tangents by plain JAX, or by
-        kernels that are `linear` in them and have a transpose. Inputs that the kernel is linear in need
-        no rule: it gets None for their tangents.
+        the rule may return None for a tangent that is zero. By keyword it gets those static arguments, blocks
+        and choices that it has parameters for. The rule is JAX code. For reverse mode it must compute tangents by plain
+        JAX, or by kernels that are `linear` in them and have a transpose. Inputs that the kernel is linear in need no
+        rule: it gets None for their tangents.
         """
         self._definition.rules.jvp = rule
         return rule
@@ -166,17 +167,21 @@ class Declared:
         raise NotImplementedError
 
     def _make_family(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
+        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
     ) -> tuple[Any, bool]:
         """The family for arguments of given types, and True if later calls may use it, too."""
         raise NotImplementedError
 
-    def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], Target | None]:
-        """Static arguments, blocks with launch options, and target of a call; None for a target that is not named."""
+    def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tunable], Target | None]:
+        """Static arguments, then blocks with choices and launch options, then the target of a call.
+
+        The target is None if the call names none.
+        """
         if source.is_prebuilt(self._definition.loc):  # as `authoring.takes_python_numbers` does for functions
             keywords = {name: python_numbers(value) for name, value in keywords.items()}
         target = keywords.get("target")
-        blocks_of_call = {n: v for n, v in keywords.items() if n in (*self.signature.blocks, *LAUNCH) and v is not None}
+        tunables = (*self.signature.tunables, *LAUNCH)
+        blocks_of_call = {n: v for n, v in keywords.items() if n in tunables and v is not None}
         statics = self.signature.check_statics(keywords)
         blocks = self.signature.check_blocks(blocks_of_call, "the call")
         return statics, blocks, None if target is None else resolve(target)
@@ -206,7 +211,7 @@ class Declared:
         return function
 
     def _family(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
+        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
     ) -> tuple[Any, bool]:
         """The family for a call, and True if later calls may use it, too.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekern import _jax
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import Definition, Rules
 from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature
@@ -21,7 +22,7 @@ class DeclaredCall:
       definition: the definition of the kernel or op.
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       statics: the static arguments.
-      blocks: the blocks and launch options that the call gives.
+      blocks: the blocks, choices and launch options that the call gives.
       asked: the target that the call names; None if it names none.
       results: the types of the results.
       settings: the settings of JAX under which the body and the rules are traced.
@@ -30,7 +31,7 @@ class DeclaredCall:
     definition: Definition
     arguments: tuple[Any, ...]
     statics: Mapping[str, Any]
-    blocks: Mapping[str, int]
+    blocks: Mapping[str, Tunable]
     asked: Target | None
     results: Results
     settings: _jax.Settings
@@ -52,11 +53,11 @@ class DeclaredCall:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Static arguments, then blocks and launch options, as the call gives them."""
+        """Static arguments, then blocks, choices and launch options, as the call gives them."""
         return {**self.statics, **self.blocks}
 
-    def blocks_for(self, target: Target) -> dict[str, int]:
-        """Blocks and launch options on a target."""
+    def blocks_for(self, target: Target) -> dict[str, Tunable]:
+        """Blocks, choices and launch options on a target."""
         return self.definition.blocks_for(target, self.arguments, self.statics, self.blocks)
 
     def again(self, *args: Any) -> Any:

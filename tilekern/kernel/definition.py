@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,13 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TilekernError
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.signature import Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lower.device import device_of
 from tilekern.lower.target import TARGETS, Target
 
-Schedule = Callable[..., Mapping[str, int]]
+Schedule = Callable[..., Mapping[str, Tunable]]
 
 RESIDUALS = 1 << 30
 """Bytes of carries that a derived backward pass saves at most, unless the kernel says otherwise."""
@@ -94,30 +96,36 @@ class Definition:
             ) from error
 
     def blocks_for(
-        self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any], blocks_of_call: Mapping[str, int]
-    ) -> dict[str, int]:
-        """Blocks and launch options on a target: the call's, else the schedule's, else the defaults.
+        self,
+        target: Target,
+        arguments: Sequence[Any],
+        statics: Mapping[str, Any],
+        blocks_of_call: Mapping[str, Tunable],
+    ) -> dict[str, Tunable]:
+        """Blocks, choices and launch options on a target: the call's, else the schedule's, else the defaults.
 
         Args:
           target: the target.
           arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
           statics: the static arguments.
-          blocks_of_call: the blocks and launch options that the call gives.
+          blocks_of_call: the blocks, choices and launch options that the call gives.
         """
         signature = self.signature
         defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
+        defaults |= {n: c.default for n, c in signature.choices.items() if c.default is not inspect.Parameter.empty}
         chosen = {**defaults, **self._scheduled(target, arguments, statics), **blocks_of_call}
-        for name in signature.blocks:
+        for name in signature.tunables:
             if name not in chosen:
+                choice = signature.choices.get(name)
                 raise ArgumentError(
-                    f"{signature.name} needs the block {name}",
+                    f"{signature.name} needs the {'choice' if choice else 'block'} {name}",
                     expected=f"{name}=..., a default, or a schedule for {target.name}",
                     got="no value",
-                    fix=f"call {signature.name}(..., {name}=128)",
+                    fix=f"call {signature.name}(..., {name}={repr(choice.values[0]) if choice else 128})",
                 )
         return chosen
 
-    def _scheduled(self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any]) -> dict[str, int]:
+    def _scheduled(self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any]) -> dict[str, Tunable]:
         schedule, device = self._schedule_for(target), device_of(target)
         similar = TARGETS[target.like] if schedule is None and target.like else target
         schedule = schedule or self._schedule_for(similar)
@@ -128,7 +136,7 @@ class Definition:
         blocks = self.signature.check_blocks(values, f"the schedule {schedule.__name__}")
         if similar is not target and "num_warps" in blocks:
             # As many threads, whose warps are larger.
-            blocks["num_warps"] = max(1, blocks["num_warps"] * device_of(similar).lanes // device.lanes)
+            blocks["num_warps"] = max(1, int(blocks["num_warps"]) * device_of(similar).lanes // device.lanes)
         return blocks
 
     def _schedule_for(self, target: Target) -> Schedule | None:

@@ -20,6 +20,7 @@ from tilekern.ir.core import Func
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.types import FOUR_BITS, Role
 from tilekern.kernel import derivatives, derived
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.results import Results, results
@@ -35,8 +36,8 @@ from tilekern.passes.dce import dce
 from tilekern.passes.divide import divide
 from tilekern.passes.pin_indices import pin_indices
 
-# The sizes of a kernel's blocks, by name.
-type _Blocks = tuple[tuple[str, int], ...]
+# The sizes of a kernel's blocks and the values of its choices, by name.
+type _Blocks = tuple[tuple[str, Tunable], ...]
 
 
 class KernelFamily(TileFamily):
@@ -51,7 +52,7 @@ class KernelFamily(TileFamily):
         definition: Definition,
         arguments: Sequence[Any],
         statics: Mapping[str, Any],
-        blocks: Mapping[str, int],
+        blocks: Mapping[str, Tunable],
         target: Target | None,
     ) -> None:
         super().__init__(definition.signature.name, target)
@@ -109,7 +110,7 @@ class KernelFamily(TileFamily):
 
     def launch(self, target: Target) -> Mapping[str, int]:
         chosen = self.declared.blocks_for(target)
-        return {name: chosen[name] for name in LAUNCH if name in chosen}
+        return {name: int(chosen[name]) for name in LAUNCH if name in chosen}
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
@@ -149,7 +150,7 @@ class KernelFamily(TileFamily):
 
     def _blocks(self, target: Target) -> _Blocks:
         chosen = self.declared.blocks_for(target)
-        return tuple((name, chosen[name]) for name in self.declared.signature.blocks)
+        return tuple((name, chosen[name]) for name in self.declared.signature.tunables)
 
     def _member(self, blocks: _Blocks) -> Member:
         """The kernel with other blocks than the first, with which its body may close over other arrays.
@@ -189,7 +190,7 @@ class KernelFamily(TileFamily):
         func, operand_count = self._first[1].func, len(self.types) - len(self.captured)
         if self.declared.rules.sharding is not None:
             return stated(self._stated_sharding(), func, operand_count)
-        is_scheduled = not self.declared.blocks.keys() >= set(self.declared.signature.blocks)
+        is_scheduled = not self.declared.blocks.keys() >= set(self.declared.signature.tunables)
         return rule_of(func, operand_count, with_other_blocks=is_scheduled)
 
     def calls_host(self, target: Target) -> bool:

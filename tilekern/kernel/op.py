@@ -10,6 +10,7 @@ import jax
 
 from tilekern.errors import checked
 from tilekern.kernel import composite
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.composite import Composite
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.op_stages import TracedOp
@@ -57,7 +58,7 @@ class CustomOp(Declared):
         return TracedOp(family)
 
     def _make_family(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
+        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
     ) -> tuple[Composite, bool]:
         return composite.op(composite.op_call(self._definition, args, statics, blocks, target)), True
 

@@ -7,13 +7,14 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
+from tilekern.kernel.choice import Tunable, Values, values_of
 from tilekern.kernel.statics import is_hashable
 from tilekern.lang.tiles import describe, static_int
 
@@ -47,6 +48,7 @@ class Signature:
       blocks: the keyword-only parameters that are block sizes, with their defaults.
       statics: the other keyword-only parameters, with their defaults (`inspect.Parameter.empty` if none).
       hints: the annotations of the statics.
+      choices: the keyword-only parameters that are choices, with their values.
     """
 
     name: str
@@ -54,6 +56,12 @@ class Signature:
     blocks: Mapping[str, Any]
     statics: Mapping[str, Any]
     hints: Mapping[str, Any]
+    choices: Mapping[str, Values] = field(default_factory=dict[str, Values])
+
+    @property
+    def tunables(self) -> dict[str, Any]:
+        """Blocks and choices, which schedules give, with their defaults (`inspect.Parameter.empty` if none)."""
+        return {**self.blocks, **{name: choice.default for name, choice in self.choices.items()}}
 
     def of_calls(self, outputs: int) -> inspect.Signature:
         """The signature of calls, for `help` and editors.
@@ -67,9 +75,10 @@ class Signature:
         for name, default in self.statics.items():
             hint = self.hints.get(name, kind.empty)
             parameters.append(kind(name, kind.KEYWORD_ONLY, default=default, annotation=hint or kind.empty))
-        options = (*(("block", name) for name in self.blocks), ("target", "target"), *(("launch", n) for n in LAUNCH))
-        for role, name in options:
-            hint = "str | None" if role == "target" else "int | None"
+        options = dict.fromkeys(self.blocks, "int | None")
+        options |= {name: choice.hint for name, choice in self.choices.items()}
+        options |= {"target": "str | None", **dict.fromkeys(LAUNCH, "int | None")}
+        for name, hint in options.items():
             parameters.append(kind(name, kind.KEYWORD_ONLY, default=None, annotation=hint))
         return inspect.Signature(parameters)
 
@@ -80,7 +89,7 @@ class Signature:
             if name not in keywords_left:
                 break
             inputs.append(keywords_left.pop(name))
-        allowed = {*self.blocks, *self.statics, *LAUNCH, "target"}
+        allowed = {*self.tunables, *self.statics, *LAUNCH, "target"}
         for name, value in keywords_left.items():
             if name not in allowed:
                 raise ArgumentError(
@@ -130,27 +139,32 @@ class Signature:
                 fix="convert it",
             )
 
-    def check_blocks(self, values: Mapping[str, Any], origin: str) -> dict[str, int]:
-        """Block sizes and launch options from a call or a schedule, checked to be ints of at least 1.
+    def check_blocks(self, values: Mapping[str, Any], origin: str) -> dict[str, Tunable]:
+        """Block sizes, launch options and choices from a call or a schedule.
 
-        `origin` names the call or the schedule in errors.
+        Block sizes and launch options are checked to be ints of at least 1, choices to be one of their values. `origin`
+        names the call or the schedule in errors.
         """
-        for name in values:
-            if name not in self.blocks and name not in LAUNCH:
-                raise ArgumentError(
-                    f"{origin} names a block that {self.name} does not have",
-                    expected=f"one of {', '.join((*self.blocks, *LAUNCH))}",
-                    got=f"{name} = {describe(values[name])}",
-                    fix="annotate the kernel's parameter with tk.Block, or drop the entry",
-                )
-            if not is_hashable(values[name]):
-                raise ArgumentError(
-                    f"{name} must be a static integer of at least 1",
-                    expected="a Python int >= 1",
-                    got=f"{name} = {describe(values[name])}, an array",
-                    fix=f"give a Python int, such as {name}=int(...)",
-                )
-        return {name: static_int(value, name, 1) for name, value in values.items()}
+        return {name: self._check_block(name, value, origin) for name, value in values.items()}
+
+    def _check_block(self, name: str, value: Any, origin: str) -> Tunable:
+        if name in self.choices:
+            return self.choices[name].check(name, value, origin)
+        if name not in self.blocks and name not in LAUNCH:
+            raise ArgumentError(
+                f"{origin} names a block that {self.name} does not have",
+                expected=f"one of {', '.join((*self.tunables, *LAUNCH))}",
+                got=f"{name} = {describe(value)}",
+                fix="annotate the kernel's parameter with tk.Block or tk.Choice, or drop the entry",
+            )
+        if not is_hashable(value):
+            raise ArgumentError(
+                f"{name} must be a static integer of at least 1",
+                expected="a Python int >= 1",
+                got=f"{name} = {describe(value)}, an array",
+                fix=f"give a Python int, such as {name}=int(...)",
+            )
+        return static_int(value, name, 1)
 
 
 def of_function(function: Callable[..., Any]) -> Signature:
@@ -168,23 +182,36 @@ def of_function(function: Callable[..., Any]) -> Signature:
         )
     hints = _hints(function)
     blocks = {p.name: p.default for p in keywords if _is_block(hints.get(p.name))}
-    statics = {p.name: p.default for p in keywords if p.name not in blocks}
+    choices = {p.name: values_of(name, p.name, hints.get(p.name), p.default) for p in keywords}
+    choices = {name: values for name, values in choices.items() if values is not None}
+    statics = {p.name: p.default for p in keywords if p.name not in blocks and p.name not in choices}
     for reserved in ("target", *LAUNCH):
-        if reserved in statics or reserved in blocks:
+        if reserved in statics or reserved in blocks or reserved in choices:
             raise ArgumentError(
                 f"the kernel {name} has a parameter named {reserved}",
                 expected="any other name",
                 got=reserved,
                 fix=f"rename it: {reserved}= of a call says for which machine to lower, or how to launch there",
             )
-    return Signature(name, tuple(arrays), blocks, statics, {n: hints.get(n) for n in statics})
+    return Signature(name, tuple(arrays), blocks, statics, {n: hints.get(n) for n in statics}, choices)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception:  # annotations may name anything, and need not exist at run time
-        return dict(inspect.get_annotations(function))
+        return {name: _resolved(hint, function) for name, hint in inspect.get_annotations(function).items()}
+
+
+def _resolved(hint: Any, function: Callable[..., Any]) -> Any:
+    """The annotation of a choice with its names resolved; all others as they are."""
+    if not isinstance(hint, str) or "Choice" not in hint:
+        return hint
+    holder = types.SimpleNamespace(__annotations__={"hint": hint})
+    try:
+        return typing.get_type_hints(holder, function.__globals__, include_extras=True)["hint"]
+    except Exception:  # as above; `values_of` refuses it
+        return hint
 
 
 def _is_block(hint: Any) -> bool:

@@ -22,6 +22,7 @@ from tilekern.ir.control import While
 from tilekern.ir.core import Func
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.types import BOOL, F32, I32, DType
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.signature import LAUNCH, Signature
 from tilekern.lang.tiles import describe
 from tilekern.primitive import calls_in
@@ -296,3 +297,11 @@ def block_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """The blocks of a kernel or op, without launch options."""
     signature = getattr(function, "signature", None)
     return tuple(n for n in signature.blocks if n not in LAUNCH) if isinstance(signature, Signature) else ()
+
+
+def values_of_choices(function: Callable[..., Any]) -> dict[str, tuple[Tunable, ...]]:
+    """For each choice of a kernel or op, by its name, the values it may have."""
+    signature = getattr(function, "signature", None)
+    if not isinstance(signature, Signature):
+        return {}
+    return {name: choice.values for name, choice in signature.choices.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tilekern.errors import ArgumentError
 from tilekern.ir.types import DTYPES, FOUR_BITS, DType, kind_of
+from tilekern.kernel.choice import Tunable
 from tilekern.testing.calls import Call
 from tilekern.testing.layouts import (
     Layout,
@@ -23,6 +24,7 @@ from tilekern.testing.layouts import (
     layout_of_case,
     loops_without_bounds,
     static_choices,
+    values_of_choices,
 )
 from tilekern.testing.strategies import awkward, hypothesis_strategies
 from tilekern.testing.values import NUMBERS, Numbers
@@ -57,6 +59,7 @@ class Space:
       batches, gradients: whether calls are batched and differentiated.
       long: whether calls may have one long dim, and numbers that show what long sums lose.
       numbers: the kinds of numbers in arrays.
+      choices: for each choice, by its name, the values it may have.
     """
 
     layouts: Sequence[Layout]
@@ -68,6 +71,7 @@ class Space:
     gradients: bool = True
     long: bool = True
     numbers: tuple[Numbers, ...] = NUMBERS
+    choices: Mapping[str, Sequence[Tunable]] = field(default_factory=dict[str, Sequence[Tunable]])
 
     def strategy(self, rejected: Counter[str] | None = None) -> SearchStrategy[Call]:
         """Calls that the function takes; those that it does not take are counted."""
@@ -85,6 +89,8 @@ class Space:
             long = numbers == "positive" and layout.sizes
             keywords = {n: pick(values) for n, values in self.statics.items()}
             keywords |= self._blocks(pick, _LONG_BLOCKS if long else _BLOCKS)
+            chosen = {name: pick((None, *values)) for name, values in self.choices.items()}
+            keywords |= {name: value for name, value in chosen.items() if value is not None}
             sizes = self._long_sizes(pick, layout) if long else [pick(self._sizes(size)) for size in layout.sizes]
             types = layout.types(sizes, self._dtypes(pick, layout.dtypes, _NARROW if long else _FLOATS))
             if any(prod(t.shape) > _ELEMENTS for t in types):
@@ -173,7 +179,8 @@ def space(
     tiles = {4, 8} | tiles if blocks or not tiles else tiles
     integers = any(kind_of(d) in ("signed", "unsigned") for layout in layouts for d in layout.dtypes)
     long = not integers or not any(loops_without_bounds(trial, layout, simplest) for layout in layouts)
-    return Space(layouts, statics, blocks, sorted(tiles), trial, batches, gradients, long)
+    choices = {name: values for name, values in values_of_choices(function).items() if name not in given}
+    return Space(layouts, statics, blocks, sorted(tiles), trial, batches, gradients, long, choices=choices)
 
 
 def _tiles(trial: Trial, layout: Layout, keywords: Mapping[str, Any]) -> list[int]:
