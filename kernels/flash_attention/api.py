@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     block_map: BlockMap | None
     dropout_rate: float
     dropout_key: jax.Array | None
+    dropout_broadcast: bool
     precision: Precision
     target: str | None
     block_q: int | None
@@ -94,6 +95,7 @@ def flash_attention(
     block_map: BlockMap | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    dropout_broadcast: bool = False,
     return_logsumexp: bool = False,
     precision: Precision = None,
     target: str | None = None,
@@ -137,6 +139,7 @@ def flash_attention(
       block_map: the map of `mask`, or of `mask_mod`, made once for many calls; otherwise each call makes a map.
       dropout_rate: the share of weights that is set to 0; all other weights are divided by 1 - dropout_rate.
       dropout_key: of `jax.random`, or its data. A weight is dropped, or not, by key, b, n, i and j alone, everywhere.
+      dropout_broadcast: drop the weights of the same pairs i, j in every element of the batch and in every head.
       return_logsumexp: return (out, logsumexp); it is differentiable, too.
       precision: of products of float32: None or "highest" multiplies as float32, "tf32", "bf16x3", "bf16x6" and "bf16"
         allow a backend this algorithm; a pair is (of query key, of weights value).
@@ -177,6 +180,7 @@ def flash_attention(
         window=window,
         softcap=checks.softcap(softcap),
         dropout_rate=checks.dropout(dropout_rate, dropout_key),
+        dropout_broadcast=checks.dropout_broadcast(dropout_broadcast),
         precision=checks.precision(precision),
         blocks=checks.backward_blocks(blocks),
     )

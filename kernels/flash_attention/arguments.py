@@ -17,6 +17,7 @@ class Config:
       window: query i attends to keys from i + offset - left to i + offset + right; None: unbounded.
       softcap: logits are softcap * tanh(logits / softcap).
       dropout_rate: the share of weights that are dropped.
+      dropout_broadcast: whether all elements of the batch and all heads drop the same pairs of query and key.
       precision: of the products of query and key, and of weights and value, as for `tk.dot`.
       blocks: for the kernels of derivatives, as pairs of name and size.
     """
@@ -27,6 +28,7 @@ class Config:
     window: tuple[int | None, int | None] = (None, None)
     softcap: float | None = None
     dropout_rate: float = 0.0
+    dropout_broadcast: bool = False
     precision: tuple[str | None, str | None] = (None, None)
     blocks: tuple[tuple[str, int], ...] = ()
 

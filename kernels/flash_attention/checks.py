@@ -291,6 +291,13 @@ def causal(argument: Any) -> bool:
     raise _wrong("causal", "True or False", argument, "it is static; mask_mod takes what is traced")
 
 
+def dropout_broadcast(argument: Any) -> bool:
+    """The argument `dropout_broadcast`, checked."""
+    if isinstance(argument, bool):
+        return argument
+    raise _wrong("dropout_broadcast", "True or False", argument, "it is static")
+
+
 def softcap(argument: Any) -> float | None:
     """The softcap, checked. Above 1e30, score / softcap would be a subnormal number, which hardware may make 0."""
     if argument is None:

@@ -234,9 +234,11 @@ def _attends(config: Config, extras: Extras, b: jax.Array, n: jax.Array, i: jax.
     return attends
 
 
-def _drop_weights(config: Config, extras: Extras, weights: jax.Array, *positions: jax.Array) -> jax.Array:
+def _drop_weights(
+    config: Config, extras: Extras, weights: jax.Array, b: jax.Array, n: jax.Array, i: jax.Array, j: jax.Array
+) -> jax.Array:
     """weights[B, N, T, S] after dropout."""
     if not config.dropout_rate:
         return weights
-    bits = tk.random_bits(extras.dropout_key, *positions)
+    bits = tk.random_bits(extras.dropout_key, *((0, 0) if config.dropout_broadcast else (b, n)), i, j)
     return dropped(config.dropout_rate, bits, weights)

@@ -33,6 +33,7 @@ def reference(
     score_mod: Callable[..., Any] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    dropout_broadcast: bool = False,
     dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of query[*B, T, N, H] to key[*B, S, K, H] and value[*B, S, K, Hv]; head n reads key head n // (N / K).
@@ -77,9 +78,9 @@ def reference(
 
     weights, logsumexp = _softmax(s, None if sinks is None else jnp.asarray(sinks).astype(wide)[:, None, None])
     if dropout_rate:
-        survives = tk.random_bits(_key_data(dropout_key), b, n, i, j) >= np.uint32(
-            min(int(dropout_rate * 2**32), 2**32 - 1)
-        )
+        of_head = (0, 0) if dropout_broadcast else (b, n)
+        bits = tk.random_bits(_key_data(dropout_key), *of_head, i, j)
+        survives = bits >= np.uint32(min(int(dropout_rate * 2**32), 2**32 - 1))
         weights = jnp.where(survives, weights / (1 - dropout_rate) if dropout_rate < 1 else 0, 0)
     out = jnp.einsum("bnts,bsnh->btnh", weights, v, precision=exact).astype(query.dtype)
     logsumexp = jnp.moveaxis(logsumexp[..., 0], 1, 2)

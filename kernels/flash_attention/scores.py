@@ -294,7 +294,10 @@ class Scores:
         rate = self.config.dropout_rate
         if not rate:
             return weights
-        return dropped(rate, tk.random_bits(self.extras.dropout_key[...], *self._positions(i, j).values()), weights)
+        positions = self._positions(i, j)
+        if self.config.dropout_broadcast:
+            positions |= {"b": 0, "n": 0}
+        return dropped(rate, tk.random_bits(self.extras.dropout_key[...], *positions.values()), weights)
 
     def _positions(self, i: tk.Tile, j: tk.Tile) -> dict[str, Any]:
         return {"b": self.b, "n": self.n, "i": self.rows(i.indices), "j": self.columns(j.indices)}

@@ -128,6 +128,7 @@ def features(draw: Any, dtype: Any = "float32", longest: int = 70) -> Featured:
     found = {name: draw(_STRATEGIES[name](sizes)) for name in chosen}
     if "dropout_key" in found:
         found["dropout_rate"] = draw(st.sampled_from([0.25, 0.1, 0.5]))
+        found["dropout_broadcast"] = draw(st.booleans())
     if "bias" in found and "score_mod" in found:  # 0 * -inf would be the derivative by what a score is multiplied with
         found["bias"] = np.where(np.isinf(found["bias"]), np.zeros_like(found["bias"]), found["bias"])
     if draw(st.booleans()):

@@ -63,6 +63,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "sinks of two": ({"sinks": np.zeros(2, np.float32)}, "sinks", "float32[2]"),
     "dropout without a key": ({"dropout_rate": 0.1}, "dropout_key", "None"),
     "dropout of more than all": ({"dropout_rate": 1.5}, "dropout_rate", "1.5"),
+    "broadcast dropout by a number": ({"dropout_broadcast": 1}, "dropout_broadcast", "1"),
     "key of another kind": (
         {"dropout_rate": 0.1, "dropout_key": jax.random.key(0, impl="rbg")},
         "dropout_key",

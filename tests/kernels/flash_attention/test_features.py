@@ -179,6 +179,17 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert (np.asarray(flash_attention(q, k, v, dropout_rate=1.0, dropout_key=jax.random.key(0))) == 0).all()
 
 
+def test_broadcast_dropout_is_that_of_the_first_head_everywhere() -> None:
+    q, k, v = problem(24, 40)
+    zeros, ones = np.zeros_like(q), np.ones_like(v)
+    keywords = {"dropout_rate": 0.5, "dropout_key": jax.random.key(4)}
+    alike, own = (
+        np.asarray(flash_attention(zeros, k, ones, dropout_broadcast=flag, **keywords))[..., 0] for flag in (True, False)
+    )
+    np.testing.assert_array_equal(alike, np.broadcast_to(own[:1, :, :1], own.shape))
+    assert (own != alike).any(axis=(0, 1))[1:].all()
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [(5, 3), (None, 3), (5, None), (60, 60), (0, 0)], ids=str)

@@ -110,7 +110,9 @@ def by_rows(featured: Featured) -> tuple[Any, Any]:
     if "dropout_key" in options:
         key = options["dropout_key"]
         data = key if isinstance(key, np.ndarray) else jax.random.key_data(key)
-        options["bits"] = np.asarray(random_bits(data, *np.indices(shape, np.int32)))
+        positions = np.indices(shape, np.int32)
+        positions[:2] *= not options.get("dropout_broadcast", False)
+        options["bits"] = np.asarray(random_bits(data, *positions))
 
     logsumexp = np.zeros((shape[0], queries, heads))
     out = np.zeros((*logsumexp.shape, featured.v.shape[-1]))
