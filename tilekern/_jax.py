@@ -254,6 +254,19 @@ def is_array(value: object) -> bool:
     return has_type and not isinstance(value, (type, ModuleType))
 
 
+def array_of(value: Any) -> Any:
+    """The array that an object stands for, such as a variable of Flax or Keras; any other value unchanged.
+
+    Such an object has the method `__jax_array__`. Arrays in a tuple or a list are replaced, too.
+    """
+    if type(value) in (tuple, list):
+        parts: list[Any] = list(map(array_of, value))
+        return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
+    if isinstance(value, jax.Array) or not hasattr(cast(type[Any], type(value)), "__jax_array__"):
+        return value
+    return jnp.asarray(value)
+
+
 def has_symbols(shape: Sequence[Any]) -> bool:
     """True if sizes in a shape are symbols of `jax.export`, known only when the exported program runs."""
     return any(jax.export.is_symbolic_dim(size) for size in shape)

@@ -9,7 +9,15 @@ from typing import Any, cast
 import jax
 
 import tilekern as tk
-from tilekern.authoring import LAUNCH_OPTIONS, check_sizes, describe, hide_frames, is_divided, takes_python_numbers
+from tilekern.authoring import (
+    LAUNCH_OPTIONS,
+    array_of,
+    check_sizes,
+    describe,
+    hide_frames,
+    is_divided,
+    takes_python_numbers,
+)
 from tilekern.errors import ArgumentError
 
 hide_frames(__file__)
@@ -33,7 +41,7 @@ class Product(tk.Kernel):
         if len(args) != 2 or any(getattr(a, "ndim", 0) < 2 for a in args):
             return super().__call__(*args, **keywords)
         split_k = checked_split("matmul", keywords.pop("split_k", None))
-        x, w = args
+        x, w = map(array_of, args)
         check_sizes("matmul", {"x": x, "w": w})
         if x.ndim > 2 or w.ndim > 2:
             return _batched(self, x, w, split_k, keywords)

@@ -14,6 +14,8 @@ import pytest
 from tests.lang.checks import refused
 from tilekern import authoring
 from tilekern.errors import ArgumentError
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.rms_norm import rms_norm
 
 LIBRARY = """
 from tilekern.authoring import hide_frames, static_int
@@ -68,6 +70,29 @@ def test_arrays_and_traced_values() -> None:
         look(x)
     jax.jit(look)(1.0)
     assert seen == [(True, False), (True, False), (False, False), (False, False), (True, True)]
+
+
+class Variable:
+    """As a variable of Flax or Keras: no array itself, but JAX knows how to get one."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.dtype, self.shape, self.ndim = str(value.dtype), value.shape, value.ndim
+
+    def __jax_array__(self) -> Any:
+        return jnp.asarray(self.value)
+
+
+def test_objects_that_stand_for_arrays() -> None:
+    @authoring.takes_python_numbers
+    def kinds(x: Any, *several: Any, eps: float, pair: Any) -> list[bool]:
+        return [isinstance(x, jax.Array) for x in (x, *several, eps, *pair)]
+
+    variable = Variable(np.ones(3, np.float32))
+    assert kinds(variable, variable, 2, eps=variable, pair=[variable, None]) == [True, True, False, True, True, False]
+    w = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.testing.assert_array_equal(matmul(Variable(np.ones((1, 3), np.float32)), Variable(w)), [[6, 9]])
+    np.testing.assert_array_equal(jax.jit(lambda x: rms_norm(x, variable))(w.T), rms_norm(w.T))
 
 
 def test_arrays_that_a_mesh_divides() -> None:

@@ -3,7 +3,7 @@
 The prebuilt kernels are written with `tilekern` and these alone. `tilekern.errors` has the classes of errors.
 """
 
-from tilekern._jax import make_jaxpr
+from tilekern._jax import array_of, make_jaxpr
 from tilekern.authoring.arguments import (
     LAUNCH_OPTIONS,
     PRECISIONS,
@@ -27,6 +27,7 @@ __all__ = [
     "LAUNCH_OPTIONS",
     "PRECISIONS",
     "Incomparable",
+    "array_of",
     "at_line_of",
     "by_rows",
     "carry_arrays",

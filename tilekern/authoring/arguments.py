@@ -43,11 +43,13 @@ def hide_frames(file: str) -> None:
 
 
 def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a public function: numbers of NumPy become Python numbers before its body sees them.
+    """Decorator of a public function: its body sees Python numbers for numbers of NumPy, and arrays for variables.
 
-    It converts arguments whose annotation names `int`, `float` or `bool`, as in `float | None` or `tuple[int, int]`.
-    With `softcap=np.float64(30)` the function computes as with `softcap=30.0`: a number of NumPy has a dtype, which JAX
-    would give to tiles.
+    It converts numbers of arguments whose annotation names `int`, `float` or `bool`, as in `float | None` or
+    `tuple[int, int]`. With `softcap=np.float64(30)` the function computes as with `softcap=30.0`: a number of NumPy has
+    a dtype, which JAX would give to tiles.
+
+    Any argument with the method `__jax_array__`, such as a variable of Flax or Keras, becomes its array.
 
     Example:
       >>> import numpy as np
@@ -66,12 +68,13 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        places: Any = [python_numbers(x) if name in numbers else x for name, x in zip(positional, args, strict=False)]
-        by_name: dict[str, Any] = dict(keywords)
+        arrays = list(map(_jax.array_of, args))
+        places: Any = [python_numbers(x) if name in numbers else x for name, x in zip(positional, arrays, strict=False)]
+        by_name: dict[str, Any] = {name: _jax.array_of(value) for name, value in keywords.items()}
         for name, value in by_name.items():
             if name in numbers or (variadic and name not in names):
                 by_name[name] = python_numbers(value)
-        return function(*places, *args[len(positional) :], **by_name)
+        return function(*places, *arrays[len(positional) :], **by_name)
 
     return call
 

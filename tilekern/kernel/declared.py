@@ -117,7 +117,7 @@ class Declared:
             args, keywords = self.signature.positional(args, keywords)
             call = self._prepare(keywords)
         try:
-            return call(*args)
+            return call(*map(_jax.array_of, args))
         except FOREIGN as error:
             refuse(error, self._definition.function, args, keywords, self.signature.name)
             raise

@@ -184,7 +184,8 @@ def test_broadcast_dropout_is_that_of_the_first_head_everywhere() -> None:
     zeros, ones = np.zeros_like(q), np.ones_like(v)
     keywords = {"dropout_rate": 0.5, "dropout_key": jax.random.key(4)}
     alike, own = (
-        np.asarray(flash_attention(zeros, k, ones, dropout_broadcast=flag, **keywords))[..., 0] for flag in (True, False)
+        np.asarray(flash_attention(zeros, k, ones, dropout_broadcast=flag, **keywords))[..., 0]
+        for flag in (True, False)
     )
     np.testing.assert_array_equal(alike, np.broadcast_to(own[:1, :, :1], own.shape))
     assert (own != alike).any(axis=(0, 1))[1:].all()
