@@ -42,9 +42,10 @@ def inputs(groups: int = 2, dtype: Any = np.float32, batch: tuple[int, ...] = (B
     return [normal(*batch, *shape, H).astype(dtype) for shape in shapes]
 
 
-def test_the_signature_is_that_of_jax() -> None:
-    ours, theirs = (inspect.signature(f).parameters.values() for f in (dot_product_attention, THEIRS))
-    assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
+def test_the_signature_is_that_of_jax_and_then_the_dropout_of_flax() -> None:
+    ours, theirs = (list(inspect.signature(f).parameters.values()) for f in (dot_product_attention, THEIRS))
+    assert [(p.name, p.kind, p.default) for p in ours[:-4]] == [(p.name, p.kind, p.default) for p in theirs]
+    assert [p.name for p in ours[-4:]] == ["dropout_rate", "dropout_rng", "broadcast_dropout", "deterministic"]
 
 
 # --- values and derivatives ------------------------------------------------------------------------------------------
@@ -183,6 +184,17 @@ def test_float16() -> None:
     oracle = in_float64(lambda *a: THEIRS(*a, is_causal=True, return_residual=True), q, k, v)
     for x, exact, naive in zip(found, oracle, low, strict=True):
         assert_close(x, exact, naive, length=S + H)
+
+
+@pytest.mark.parametrize("batch", [(), (B,)], ids=str)
+def test_values_of_another_width(batch: tuple[int, ...]) -> None:
+    q, k, v = inputs(batch=batch)
+    wide = np.concatenate([v, 2 * v[..., :3]], axis=-1)
+    out, residual = dot_product_attention(q, k, wide, is_causal=True, return_residual=True)
+    expected, of_narrow = dot_product_attention(q, k, v, is_causal=True, return_residual=True)
+    assert out.shape == (*batch, T, N, H + 3)
+    np.testing.assert_allclose(out, jnp.concatenate([expected, 2 * expected[..., :3]], axis=-1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(residual, of_narrow)
 
 
 def test_lengths_of_64_bits_are_not_cut_off() -> None:
@@ -362,7 +374,7 @@ def test_padding_may_hold_anything() -> None:
 Q, K, V = inputs()
 ARRAYS = "the arrays of dot_product_attention do not fit"
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str, str]] = {
-    "value": ((Q, K, V[..., :4]), {}, ARRAYS, "value = float32[2, 11, 2, 4]"),
+    "value": ((Q, K, V[:, :4]), {}, ARRAYS, "value = float32[2, 4, 2, 8]"),
     "batch": ((Q[:1], K, V), {}, ARRAYS, "query = float32[1, 9, 4, 8]"),
     "width": ((Q[..., :4], K, V), {}, ARRAYS, "query = float32[2, 9, 4, 4]"),
     "heads": ((Q[:, :, :3], K, V), {}, ARRAYS, "query = float32[2, 9, 3, 8]"),

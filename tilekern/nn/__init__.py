@@ -1,5 +1,6 @@
-"""The functions of `jax.nn` that kernels compute here: change one import."""
+"""The functions of `jax.nn` and of frameworks that kernels compute here: change one import."""
 
 from tilekern.nn.attention import dot_product_attention
+from tilekern.nn.flax_attention import attention_fn
 
-__all__ = ["dot_product_attention"]
+__all__ = ["attention_fn", "dot_product_attention"]

@@ -15,6 +15,7 @@ from tilekern.authoring import describe, is_traced, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.nn.dropout import dropout
 
 _IMPLEMENTATIONS = (None, "xla", "cudnn")
 
@@ -22,6 +23,10 @@ _IMPLEMENTATIONS = (None, "xla", "cudnn")
 class Options(TypedDict, total=False):
     """The keyword arguments of `dot_product_attention` but `return_residual`, which decides the type of the result."""
 
+    dropout_rate: float
+    dropout_rng: ArrayLike | None
+    broadcast_dropout: bool
+    deterministic: bool
     scale: float | None
     is_causal: bool
     query_seq_lengths: ArrayLike | None
@@ -67,8 +72,12 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_rng: ArrayLike | None = None,
+    broadcast_dropout: bool = True,
+    deterministic: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """`jax.nn.dot_product_attention` by `flash_attention`: same signature, same results, no matrix of scores in memory.
+    """`jax.nn.dot_product_attention` by `flash_attention`: same arguments, same results, no matrix of scores in memory.
 
     softmax(scale * query·key + bias) value for each head, with scores and softmax in float32, in float64 for float64
     inputs. Every derivative that JAX has works, in either mode.
@@ -83,11 +92,14 @@ def dot_product_attention(
     - float32 inputs multiply as float32 on every platform, whatever `jax.default_matmul_precision` says, and the
       softmax of float64 inputs is in float64.
     - Inputs are float32, bfloat16, float16 or float64. Bias and mask broadcast to the scores, never the scores to them.
+    - Values may be wider or narrower than keys.
+    - Weights can be dropped. Flax' Linen passes its layer's `dropout_rate` to each attention function that has such a
+      parameter, and to any other function says nothing of it.
 
     Args:
       query: [B, T, N, H] or [T, N, H].
       key: [B, S, K, H] or [S, K, H] of the same dtype; K divides N, and head n reads key head n // (N / K).
-      value: of the shape and dtype of key.
+      value: [B, S, K, Hv] or [S, K, Hv] of the same dtype.
       bias: numbers that are added to the scores [B, N, T, S]; leading dims may be absent, all dims may be of size 1.
       mask: bool of such a shape, True: attend.
       scale: of the dot products; H ** -0.5 if None. It may be traced, and differentiated.
@@ -99,11 +111,17 @@ def dot_product_attention(
       implementation: None, "xla" or "cudnn", and of no effect: all are this kernel, on every platform, without the
         restrictions of cuDNN.
       return_residual: return (out, residual).
+      dropout_rate: the share of weights that become 0, a static number from 0 to 1. All other weights are divided by
+        1 - dropout_rate. The mean of many results is the result without dropout.
+      dropout_rng: a key of `jax.random`, of any kind; needed where weights are dropped. Equal keys drop equal weights.
+        They are not the weights that Flax' own function drops.
+      broadcast_dropout: True drops the same pairs of query and key in all heads and elements of the batch.
+      deterministic: True drops nothing.
 
     Returns:
-      out, of the shape and dtype of query. With `return_residual` also the logsumexp of the scores (natural logarithm),
-      [B, T, N] or [T, N] in the dtype of the inputs, through which no gradient flows, as in jax.nn; the logsumexp of
-      `flash_attention` is differentiable, and in float32.
+      out[B, T, N, Hv] or [T, N, Hv] of the dtype of query. With `return_residual` also the logsumexp of the scores
+      (natural logarithm), [B, T, N] or [T, N] in the dtype of the inputs, through which no gradient flows, as in
+      jax.nn; the logsumexp of `flash_attention` is differentiable, and in float32.
 
     Raises:
       tilekern.errors.ArgumentError: where jax.nn raises a ValueError; this error is a ValueError, too.
@@ -140,11 +158,13 @@ def dot_product_attention(
         kv_lengths=kv_lengths,
         score_mod=score_mod,
         return_logsumexp=True,
+        **dropout("dot_product_attention", dropout_rate, dropout_rng, broadcast_dropout, deterministic),
     )
     shape = jnp.shape(query)
+    out = out.reshape(*shape[:-1], v.shape[-1])
     if not return_residual:
-        return out.reshape(shape)
-    return out.reshape(shape), jax.lax.stop_gradient(logsumexp.astype(q.dtype).reshape(shape[:-1]))
+        return out
+    return out, jax.lax.stop_gradient(logsumexp.astype(q.dtype).reshape(shape[:-1]))
 
 
 # --- positions and scores in the words of flash_attention ------------------------------------------------------------
@@ -203,16 +223,16 @@ def _ranked(name: str, argument: Any) -> jax.Array:
 
 
 def _check_arrays(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    fits = is_float(query) and query.dtype == key.dtype == value.dtype and key.shape == value.shape
+    fits = is_float(query) and query.dtype == key.dtype == value.dtype and key.shape[:-1] == value.shape[:-1]
     fits = fits and (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
     if fits and key.shape[2] and query.shape[2] % key.shape[2] == 0:
         return
     raise ArgumentError(
         "the arrays of dot_product_attention do not fit",
-        expected="query[B, T, N, H], key[B, S, K, H], value[B, S, K, H] of one float dtype of at least 16 bits, "
+        expected="query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] of one float dtype of at least 16 bits, "
         "K dividing N",
         got=f"query = {describe(query)}, key = {describe(key)}, value = {describe(value)}",
-        fix="cast with .astype; tilekern.kernels.flash_attention takes values of another width",
+        fix="the layout is batch, time, heads, width; cast with .astype",
     )
 
 
@@ -225,7 +245,11 @@ def _like_scores(name: str, argument: Any, scores: tuple[int, ...]) -> jax.Array
     if fits and name == "bias" and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array if is_float(array) else array.astype(jnp.float32)
     kind = "numbers" if name == "bias" else "bool"
-    fix = "the order is batch, heads, queries, keys" + ("" if name == "bias" else "; what is added goes into bias")
+    fix = "the order is batch, heads, queries, keys"
+    if name == "mask":
+        fix += (
+            "; what is added goes into bias; tilekern.nn.attention_fn takes masks of 0 and 1 of any dtype, as Flax does"
+        )
     raise _wrong(name, f"{kind}{list(scores)}, or 1 in place of any dim", array, fix)
 
 
