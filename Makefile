@@ -10,7 +10,7 @@ ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo train test test-full test-levels mutants test-oldest check bench pytorch bench-tpu gpu docs clean
+.PHONY: help demo train test test-full test-levels mutants test-clients test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make test-levels  run a sample of the tests of CPU code at lesser levels than that of this CPU; ARGS=--all for all'
 	@echo 'make mutants      plant faults in copies of the tree; the tests must find each'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
+	@echo 'make test-clients run the tests with Flax, Equinox, Keras and optax, in an environment that has them'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA and the peak of the CPU; check the limits'
 	@echo 'make pytorch      make an environment with PyTorch, against which `make bench` then measures, too'
@@ -49,6 +50,10 @@ test-levels: .venv/installed-test
 
 mutants: .venv/installed-test
 	@.venv/bin/python -m tests.mutants --jobs $(JOBS) $(ARGS)
+
+test-clients: export KERAS_BACKEND := jax
+test-clients: .venv-clients/installed-clients
+	@.venv-clients/bin/python -m pytest -q -n $(JOBS) tests/clients
 
 test-oldest: .venv-oldest/installed-test
 	@.venv-oldest/bin/python -m pytest -q -n $(JOBS) -m smoke
@@ -79,7 +84,7 @@ docs: .venv/installed-docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-oldest .venv-pytorch build dist *.egg-info bench/out
+	rm -rf .venv .venv-clients .venv-oldest .venv-pytorch build dist *.egg-info bench/out
 	rm -rf .hypothesis .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -89,6 +94,9 @@ clean:
 
 .venv-oldest/installed-%: pyproject.toml
 	@$(call install,.venv-oldest,$*,$(OLDEST))
+
+.venv-clients/installed-%: pyproject.toml
+	@$(call install,.venv-clients,$*,)
 
 # Any Python that PyTorch has a wheel for: nothing of ours is installed beside it.
 .venv-pytorch/installed:
