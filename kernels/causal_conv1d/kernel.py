@@ -11,8 +11,9 @@ computes z of the K - 1 tokens behind its tile once more, so that no g is writte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -121,12 +122,12 @@ def causal_conv1d_backward_kernel(
     activation: str | None = None,
     block_t: tk.Block = 64,
     block_c: tk.Block = 128,
-    copies: tk.Block = 1,
+    shifted: tk.Choice[Literal["sliced", "computed"]] = "sliced",
 ) -> None:
     """Like the forward kernel, with cotangent[B, T, C] -> dx[B, T, C], dweight[K, C], dbias[C]; None if not in `needs`.
 
-    dx needs g of K tiles, each a token later. With `copies=1` the K tiles are slices of one tile of block_t + K - 1
-    tokens; else each is computed by itself, because slices of tiles in registers are expensive on GPUs.
+    dx needs g of K tiles, each a token later. With `shifted="sliced"` the K tiles are slices of one tile of
+    block_t + K - 1 tokens; else each is computed by itself, because slices of tiles in registers are expensive on GPUs.
     """
     b = tk.parallel(x.shape[0])
     t = tk.parallel(x.shape[1], block_t)
@@ -144,7 +145,7 @@ def causal_conv1d_backward_kernel(
         share = jax.nn.sigmoid(z)
         return g * share * (1 + z * (1 - share))
 
-    if copies == 1:
+    if shifted == "sliced":
         joint = moved(t.start, block_t + count - 1)
         ahead = [joint[n : n + block_t] for n in range(count)]
     else:
@@ -200,8 +201,8 @@ def _cuda(x: Any, *unused: Any) -> dict[str, int]:
     return {"block_t": power_of_two(x.shape[1], 32), "block_c": power_of_two(x.shape[2], 128), "num_warps": 4}
 
 
-def _cuda_backward(x: Any, *unused: Any) -> dict[str, int]:
-    return _cuda(x) | {"block_t": power_of_two(x.shape[1], 16), "copies": 2}
+def _cuda_backward(x: Any, *unused: Any) -> Mapping[str, int | str]:
+    return _cuda(x) | {"block_t": power_of_two(x.shape[1], 16), "shifted": "computed"}
 
 
 def _tpu(x: Any, *unused: Any) -> dict[str, int]:

@@ -89,19 +89,19 @@ def flash_attention_backward(
     *,
     config: Config,
     needs: Tangents,
-    kernels: tk.Block = 2,
-    guarded: tk.Block = 1,
+    one_kernel: tk.Choice[bool] = False,
+    guarded: tk.Choice[bool] = False,
 ) -> tuple[Tangents]:
     """The transpose of the tangent kernel: cotangents of out and logsumexp -> cotangents of the inputs in `needs`.
 
-    `needs` has a bool for each array: True if its cotangent is needed; the other cotangents are None. With `kernels=1`,
-    one kernel computes the cotangents of query, key and value. `guarded=2` is for backends whose dot products depend on
+    `needs` has a bool for each array: True if its cotangent is needed; the other cotangents are None. With `one_kernel`
+    one kernel computes the cotangents of query, key and value. `guarded` is for backends whose dot products depend on
     the shape of tiles in their last bits: if logits are so large that such a difference from the forward kernel would
     matter, the definition computes the cotangents, because it computes all scores of a query in one product.
     """
     arrays = query, key, value, extras, out, residuals, cotangents
-    by_kernels = partial(_by_kernels, *arrays, config=config, needs=needs, kernels=kernels)
-    if guarded == 1:
+    by_kernels = partial(_by_kernels, *arrays, config=config, needs=needs, one_kernel=one_kernel)
+    if not guarded:
         return (by_kernels(),)
     (types,) = _cotangent_types(*arrays, needs=needs)
     exponents = residuals.largest * factor(config, extras)
@@ -136,7 +136,7 @@ def _by_kernels(
     *,
     config: Config,
     needs: Tangents,
-    kernels: int,
+    one_kernel: bool,
 ) -> Tangents:
     """The cotangents that `needs` names, by the backward kernels."""
     wide = residuals.largest.dtype
@@ -150,7 +150,7 @@ def _by_kernels(
         of_keys = extras._replace(ranges=ranges(*reversed(extras.segments)))
     arrays = residuals, dout, delta
     dquery = dkey = dvalue = dbias = dsinks = None
-    together = kernels == 1 and needs.query and (needs.key or needs.value)
+    together = one_kernel and needs.query and (needs.key or needs.value)
     if needs.key or needs.value:
         dkey, dvalue, dquery = flash_attention_backward_key(
             query, key, value, of_keys, *arrays, config=config, with_query=together

@@ -216,7 +216,7 @@ def tpu_backward(
     if heads > groups:
         nbytes += 4 * keys * (width + of_values)
     tables = has_terms(extras) or _is_table(extras.mask)
-    return {"kernels": 1 if 2 * nbytes <= 0.6 * device.fast_memory and not tables else 2}
+    return {"one_kernel": 2 * nbytes <= 0.6 * device.fast_memory and not tables}
 
 
 def has_terms(extras: Extras) -> bool:
@@ -230,4 +230,4 @@ def _is_table(x: Any) -> bool:
 
 def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *unused: Any, target: str) -> dict[str, int]:
     """Guards large logits where the last bits of dot products vary: with XLA by shape, with cpu:llvm for one row."""
-    return {"guarded": 2 if target == "cpu:xla" or query.shape[1] == 1 else 1}
+    return {"guarded": target == "cpu:xla" or query.shape[1] == 1}

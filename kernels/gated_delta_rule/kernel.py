@@ -52,14 +52,14 @@ def gated_delta_rule_forward(
     block_t: tk.Block = 64,
     block_v: tk.Block = 128,
     heads: tk.Block = 1,
-    sums: tk.Block = 1,
+    sums_by_products: tk.Choice[bool] = False,
 ) -> None:
     """query, key[B, T, G, K], value[B, T, H, V], beta, log_decay[B, T, H], initial_state[B, H, K, V] -> two results.
 
     Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
     operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head, or
-    `heads` heads of whole groups if `block_t` is a power of two of at least 8. With `sums=2` log decays of a single
-    head are added by products.
+    `heads` heads of whole groups if `block_t` is a power of two of at least 8. With `sums_by_products`
+    log decays of a single head are added by products.
     """
     if heads > 1 and in_blocks(block_t):
         chunk_of_heads = partial(chunk_by_head, beta, log_decay, segment_ids)
@@ -78,7 +78,7 @@ def gated_delta_rule_forward(
     def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
         q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
         rate = beta[b, t, h].astype(wide)[:, None]
-        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums == 2)
+        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums_by_products)
         earlier = t.indices[:, None] > t.indices[None, :]
         a = jnp.where(earlier, rate * decays.between * tk.dot(k, k.T), 0)
         recalled = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
@@ -140,4 +140,4 @@ def _tpu(
     block_v = tiled(width, 256, 128)
     together = heads_of_program(query.shape[2], heads, query.shape[3] * block_v)
     block_t = power_of_two(tokens, 64, 8) if together > 1 else tiled(tokens, 64, 8)
-    return {"block_t": block_t, "block_v": block_v, "heads": together, "sums": 2}
+    return {"block_t": block_t, "block_v": block_v, "heads": together, "sums_by_products": True}

@@ -42,12 +42,13 @@ def linear_attention_forward(
     *,
     block_t: tk.Block = 64,
     block_v: tk.Block = 128,
-    sums: tk.Block = 1,
+    sums_by_products: tk.Choice[bool] = False,
 ) -> None:
     """query, key[B, T, G, K], value[B, T, H, V], log_decay[B, T, H], initial_state[B, H, K, V] -> out, final_state.
 
     Head h reads the query and the key of head h // (H // G). The state is in float32 (float64 for float64); operands of
-    products are in the dtype of the inputs. `segment_ids` is [B, T]. With `sums=2` log decays are added by products.
+    products are in the dtype of the inputs. `segment_ids` is [B, T]. With `sums_by_products`
+    log decays are added by products.
     """
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])
@@ -59,7 +60,7 @@ def linear_attention_forward(
 
     def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
         q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
-        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums == 2)
+        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums_by_products)
         before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
         scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
         out[b, t, h, j] = tk.dot(scores, v, before).astype(out.dtype)
@@ -118,4 +119,8 @@ def _cuda_gradient(query: Any, key: Any, value: Any, *unused: Any, device: tk.De
 @linear_attention_forward.schedule("tpu")
 def _tpu(query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any) -> dict[str, int]:
     """Chunks of 128 tokens, the size of a matrix unit."""
-    return {"block_t": tiled(value.shape[1], 128, 8), "block_v": tiled(value.shape[3], 256, 128), "sums": 2}
+    return {
+        "block_t": tiled(value.shape[1], 128, 8),
+        "block_v": tiled(value.shape[3], 256, 128),
+        "sums_by_products": True,
+    }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -106,16 +107,16 @@ def symmetric_matmul_forward(
     scale_added: float,
     block_m: tk.Block = 128,
     block_k: tk.Block = 64,
-    halves: tk.Block = 1,
+    computed: tk.Choice[Literal["half", "all"]] = "half",
 ) -> None:
-    """x[M, K], added[M, M] or None -> out[M, M]. One half of the tiles is computed, with `halves=2` both.
+    """x[M, K], added[M, M] or None -> out[M, M]. One half of the tiles is computed, or all.
 
     With n tiles along a side, n rounded up to an even number, the lower half of n (n + 1) / 2 tiles is folded to a
     rectangle of n / 2 rows and n + 1 columns: row r has the tiles of row r, then the tiles of row n - 1 - r.
     """
     rows, inner = x.shape
     wide = tk.accumulator(x.dtype)
-    if halves == 2:
+    if computed == "all":
         i, j = tk.grid((rows, block_m), (rows, block_m), order=tk.grouped(8))
         row = column = None
     else:
@@ -145,7 +146,7 @@ def symmetric_matmul_forward(
 
 
 @symmetric_matmul_forward.defjvp
-def _jvp(primals: Any, tangents: Any, *, scale: float, scale_added: float, **blocks: int) -> Any:
+def _jvp(primals: Any, tangents: Any, *, scale: float, scale_added: float, **blocks: int | str) -> Any:
     """The tangent scale (dx xᵀ + x dxᵀ) + scale_added dadded: a product, its transpose, and the tangent of `added`."""
     (x, _), (dx, dadded) = primals, tangents
     terms: list[jax.Array] = []
@@ -191,7 +192,7 @@ def _cuda(x: Any, added: Any, device: tk.Device) -> dict[str, int]:
 
 
 @symmetric_matmul_forward.schedule("tpu")
-def _tpu(x: Any, added: Any) -> dict[str, int]:
+def _tpu(x: Any, added: Any) -> Mapping[str, int | str]:
     """512 rows: by the static estimate of 4096² bf16 on v5e 65 % of the time of the product.
 
     The whole result is in vector memory, because tiles are stored twice, at computed positions.
@@ -199,4 +200,4 @@ def _tpu(x: Any, added: Any) -> dict[str, int]:
     (rows, inner), itemsize = x.shape, x.dtype.itemsize
     block_m = tiled(rows, 512 if itemsize <= 2 else 256, 128)
     blocks = {"block_m": block_m, "block_k": tiled(inner, 2048 if itemsize <= 2 else 1024, 128)}
-    return blocks if rows * rows * itemsize <= 40 << 20 else blocks | {"halves": 2}
+    return blocks if rows * rows * itemsize <= 40 << 20 else blocks | {"computed": "all"}

@@ -11,7 +11,8 @@ memory.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,16 +51,16 @@ def ragged_dot_forward(
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
-    owned: tk.Block = 1,
+    owned: tk.Choice[Literal["rows", "groups"]] = "rows",
 ) -> None:
     """lhs[M, K], rhs[G, K, N], ends int32[G] (ascending, in [0, M]) -> out[M, N].
 
     The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[rows] = lhs[rows] @ rhs[g], accumulated in float32
     (float64 for float64). Rows from ends[G - 1] on are 0. With `transpose_rhs` rhs is given as [G, N, K]. A
-    program owns a tile of rows, or with `owned=2` a group.
+    program owns a tile of rows, or a group, as `owned` says.
     """
     operands = Operands(lhs, (rhs,), None, (None,), transpose_rhs)
-    if owned == 2:
+    if owned == "groups":
         rows_of_group(operands, ends, out, block_m, block_n, block_k)
         return
     i = tk.parallel(lhs.shape[0], block_m)
@@ -179,8 +180,8 @@ def tpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool, *, products: int = 1, op
     return {"block_m": block_m, "block_n": block_n, "block_k": block_k}
 
 
-def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int] | None:
-    """The blocks of programs that own groups, with `owned` = 2; None unless all rows fit the VMEM of every TPU.
+def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int | str] | None:
+    """The blocks of programs that own groups, `owned="groups"`; None unless all rows fit the VMEM of every TPU.
 
     Programs load the matrices of empty groups, too: None if many groups may be empty. By the static estimate Mixtral's
     products of 4096 rows take half of the time of programs that own rows, on v5e, v6e and 7x.
@@ -194,7 +195,7 @@ def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, i
         matrices = 2 * inner * block_n * rhs.dtype.itemsize
         # the rows, and two buffers of the result's rows
         if matrices + rows * (inner * lhs.dtype.itemsize + 2 * block_n * 2) <= 50 << 20:
-            return {"block_m": block_m, "block_n": block_n, "block_k": max(1, inner), "owned": 2}
+            return {"block_m": block_m, "block_n": block_n, "block_k": max(1, inner), "owned": "groups"}
     return None
 
 
@@ -214,5 +215,5 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device, transpose_rhs: bool 
 
 
 @ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def _tpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> Mapping[str, int | str]:
     return tpu_blocks_of_groups(lhs, rhs, transpose_rhs) or tpu_blocks(lhs, rhs, transpose_rhs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -38,11 +39,11 @@ def scaled_ragged_dot_forward(
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 128,
-    owned: tk.Block = 1,
+    owned: tk.Choice[Literal["rows", "groups"]] = "rows",
 ) -> None:
     """`ragged_dot_forward` of numbers of 8 or 4 bits, or of floats, times scales as of `Operands`."""
     operands = Operands(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
-    if owned == 2:
+    if owned == "groups":
         rows_of_group(operands, ends, out, block_m, block_n, block_k)
         return
     i = tk.parallel(lhs.shape[0], block_m)
@@ -107,7 +108,9 @@ def scaled_cuda_blocks(
 
 
 @scaled_ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def _tpu(
+    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False
+) -> Mapping[str, int | str]:
     blocks = tpu_blocks_of_groups(lhs, rhs, transpose_rhs) if _is_simple(rhs, (lhs_scale, rhs_scale)) else None
     return blocks or scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
 

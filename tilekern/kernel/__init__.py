@@ -12,7 +12,7 @@ import jax
 from tilekern.errors import ArgumentError, checked
 from tilekern.kernel.choice import Choice, Tunable
 from tilekern.kernel.declared import Declared, required
-from tilekern.kernel.definition import RESIDUALS, Definition, Schedule
+from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Schedule
 from tilekern.kernel.interface import of_call
 from tilekern.kernel.kernel_family import KernelFamily
 from tilekern.kernel.op import CustomOp, op
@@ -133,13 +133,13 @@ class Kernel(Declared):
         return max(1, arrays - len(inputs))
 
     @checked
-    def gradient_schedule(self, target: str) -> Callable[[Schedule], Schedule]:
+    def gradient_schedule(self, target: str) -> Registers:
         """Declare the blocks of derived derivatives for all targets whose name starts with `target`.
 
         As `schedule`; without it, derivatives have the blocks of the kernel itself, and the default launch options.
         """
 
-        def register(schedule: Schedule) -> Schedule:
+        def register[S: Schedule](schedule: S) -> S:
             self._definition.gradient_schedules[target] = schedule
             return schedule
 

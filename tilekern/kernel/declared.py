@@ -15,7 +15,7 @@ from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, r
 from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.caches import DeclaredCaches
 from tilekern.kernel.choice import Tunable
-from tilekern.kernel.definition import RESIDUALS, Definition, Rules, Schedule
+from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Rules, Schedule
 from tilekern.kernel.inherited_target import inherited_target
 from tilekern.kernel.signature import LAUNCH, Signature, of_function
 from tilekern.kernel.statics import python_numbers, static_key
@@ -123,14 +123,14 @@ class Declared:
             raise
 
     @checked
-    def schedule(self, target: str) -> Callable[[Schedule], Schedule]:
+    def schedule(self, target: str) -> Registers:
         """Declare the blocks for all targets whose name starts with `target`; the longest such name decides.
 
         The decorated function gets the inputs as `jax.ShapeDtypeStruct`s, and by keyword those static arguments, and
         the name of the `target`, that it has parameters for. It returns a dict of blocks, choices and launch options.
         """
 
-        def register(schedule: Schedule) -> Schedule:
+        def register[S: Schedule](schedule: S) -> S:
             self._definition.schedules[target] = schedule
             return schedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -18,6 +18,13 @@ from tilekern.lower.device import device_of
 from tilekern.lower.target import TARGETS, Target
 
 Schedule = Callable[..., Mapping[str, Tunable]]
+
+
+class Registers(Protocol):
+    """A decorator that registers a schedule, and returns it with its own type."""
+
+    def __call__[S: Schedule](self, schedule: S, /) -> S: ...
+
 
 RESIDUALS = 1 << 30
 """Bytes of carries that a derived backward pass saves at most, unless the kernel says otherwise."""

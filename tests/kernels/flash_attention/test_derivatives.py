@@ -152,36 +152,36 @@ def test_one_backward_kernel_computes_what_two_do(groups: int, backend: str) -> 
         q, k, v, extras, config=config, return_logsumexp=True, return_residuals=True, block_q=8, block_k=16
     )
 
-    def backward(kernels: int) -> Any:
+    def backward(one_kernel: bool) -> Any:
         arrays = q, k, v, extras, out, residuals, (cotangent, jnp.cos(logsumexp))
         wanted = Tangents(query=True, key=True, value=True)
-        return flash_attention_backward(*arrays, config=config, needs=wanted, kernels=kernels)
+        return flash_attention_backward(*arrays, config=config, needs=wanted, one_kernel=one_kernel)
 
-    for one, two in zip(*(jax.tree.leaves(backward(kernels)) for kernels in (1, 2)), strict=True):
+    for one, two in zip(*(jax.tree.leaves(backward(one_kernel)) for one_kernel in (True, False)), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
-    ("target", "length", "groups", "features", "kernels"),
+    ("target", "length", "groups", "features", "one_kernel"),
     [
-        ("tpu:v5e", 32768, 8, {}, 1),
-        ("tpu:v5e", 65536, 8, {}, 2),  # too long for vector memory
-        ("tpu:v5e", 32768, 2, {}, 2),  # dk and dv are kept, too
-        ("tpu:7x", 16384, 8, {}, 1),
-        ("tpu:7x", 32768, 8, {}, 2),
-        ("tpu:v6e", 1024, 8, {"bias": (1, 8, 1, 1024)}, 1),
-        ("tpu:v6e", 1024, 8, {"bias": (1, 1, 1024, 1024)}, 2),
-        ("tpu:v6e", 1024, 8, {"mask": (1, 1, 1024, 1024)}, 2),
+        ("tpu:v5e", 32768, 8, {}, True),
+        ("tpu:v5e", 65536, 8, {}, False),  # too long for vector memory
+        ("tpu:v5e", 32768, 2, {}, False),  # dk and dv are kept, too
+        ("tpu:7x", 16384, 8, {}, True),
+        ("tpu:7x", 32768, 8, {}, False),
+        ("tpu:v6e", 1024, 8, {"bias": (1, 8, 1, 1024)}, True),
+        ("tpu:v6e", 1024, 8, {"bias": (1, 1, 1024, 1024)}, False),
+        ("tpu:v6e", 1024, 8, {"mask": (1, 1, 1024, 1024)}, False),
     ],
 )
 def test_one_backward_kernel_where_a_head_fits(
-    target: str, length: int, groups: int, features: dict[str, Any], kernels: int
+    target: str, length: int, groups: int, features: dict[str, Any], one_kernel: bool
 ) -> None:
     query, key = (jax.ShapeDtypeStruct((1, length, heads, 128), jnp.bfloat16) for heads in (8, groups))
     extras = Extras(**{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in features.items()})
     blocks = schedules.tpu_backward(query, key, key, extras, config=Config(scale=1.0), device=tk.device(target))
-    assert blocks == {"kernels": kernels}
+    assert blocks == {"one_kernel": one_kernel}
 
 
 def test_vmap_and_loops_agree(backend: str) -> None:

@@ -75,20 +75,20 @@ def test_programs_that_own_groups(
     lhs, rhs = (data.draw(arrays(np.float32, shape, [np.nan])) for shape in ((21, 6), (5, 6, 9)))
     ends = np.minimum(np.cumsum(sizes, dtype=np.int32), 21)
     given = rhs.swapaxes(1, 2) if transposed else rhs
-    out = ragged_dot_forward(lhs, given, ends, transpose_rhs=transposed, owned=2, **blocks)
+    out = ragged_dot_forward(lhs, given, ends, transpose_rhs=transposed, owned="groups", **blocks)
     assert_close(out, in_float64(reference, lhs, rhs, sizes), naive(lhs, rhs, sizes), length=6)
     assert (out[sizes.sum() :] == 0).all()
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
-    ("rows", "owned"), [(64, 2), (8, 1)], ids=["most groups have rows", "most groups may be empty"]
+    ("rows", "owned"), [(64, "groups"), (8, "rows")], ids=["most groups have rows", "most groups may be empty"]
 )
-def test_tpus_own_groups_by_the_schedule(rows: int, owned: int) -> None:
+def test_tpus_own_groups_by_the_schedule(rows: int, owned: str) -> None:
     lhs, rhs, sizes = Case("case", rows, 128, 256, 8).arrays(jax.random.key(0), jnp.bfloat16)
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     plan = ragged_dot_forward.trace(lhs, rhs, ends).lower("tpu:v5e").plan
-    assert ("g: 8 steps" in plan) == (owned == 2)
+    assert ("g: 8 steps" in plan) == (owned == "groups")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])

@@ -294,7 +294,7 @@ def test_programs_that_own_groups(kind: str) -> None:
     every = lhs, rhs, SIZES, *scales.values()
     ends, of_lhs = np.cumsum(SIZES, dtype=np.int32), scales["lhs_scale"]
     out = scaled_ragged_dot_forward(
-        lhs, rhs, ends, of_lhs, scales["rhs_scale"], out_dtype="float32", block_m=8, block_n=16, owned=2
+        lhs, rhs, ends, of_lhs, scales["rhs_scale"], out_dtype="float32", block_m=8, block_n=16, owned="groups"
     )
     low = jax.jit(partial(scaled_reference, dtype=naive_dtype(lhs, rhs), out_dtype=out.dtype))(*every)
     assert_close(out, in_float64(scaled_reference, *every, dtype="float64"), low, length=INNER)

@@ -56,7 +56,7 @@ def test_what_does_not_fit_comes_by_a_pipeline() -> None:
             block_m=128,
             block_n=128,
             block_k=64,
-            owned=1,
+            owned="rows",
         )
         .lower("tpu:v5e")
         .plan
