@@ -110,6 +110,13 @@ EXAMPLES: dict[str, str] = {
 
         double.trace(jnp.ones((1 << 13, 1 << 13))).lower("tpu:v5e")
     """,
+    "EstimateError": """
+        @tk.kernel(out_type=like)
+        def double(x, out):
+            out[...] = 2 * x[...]
+
+        double.trace(x).lower("cpu:xla").estimate()
+    """,
     "NotDifferentiableError": """
         @tk.kernel(out_type=like, residuals=0)
         def power(x, out):

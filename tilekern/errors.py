@@ -93,6 +93,10 @@ class ResourceError(TilekernError, ValueError):
     """A kernel needs more of the target's memory or threads than one program may have."""
 
 
+class EstimateError(TilekernError, ValueError):
+    """The time of a kernel on a target cannot be estimated."""
+
+
 class NotDifferentiableError(TilekernError, NotImplementedError):
     """An operation, an access or a loop of a kernel has no derivative, or a rule that is needed is not stated."""
 

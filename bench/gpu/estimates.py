@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
 from typing import Any
 
 from bench.gpu.item import Record
-from tilekern.estimate.gpu import LINES, Launch, LaunchEstimate, estimate
+from tilekern.estimate.gpu import LINES, LaunchEstimate, estimate
+from tilekern.estimate.on_gpu import GPUS, launch_of
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
-
-GPUS = {"cuda:sm_80": "A100", "cuda:sm_90": "H100", "cuda:sm_100": "B200"}
-"""The GPU that stands for a target."""
 
 HEADER = ("item", "program", *LINES, "cycles", "µs", "share", "bottleneck")
 
@@ -28,21 +25,7 @@ def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "")
     Raises:
       ValueError: the model knows no GPU of the target, or cannot follow the code.
     """
-    target = lowering.target.name
-    if not gpu and target not in GPUS:
-        raise ValueError(f"the cycle model knows the targets {', '.join(GPUS)}; got {target}")
-    program, resources, chip = lowering.program, compiled.resources, lowering.chip
-    threads, occupancy = resources.threads or 0, resources.occupancy or 0.0
-    operands = sum(prod(p.ref.shape) * p.ref.dtype.itemsize for p in lowering.func.inputs)
-    launch = Launch(
-        programs=program.programs * program.cluster,
-        warps=threads // 32,
-        resident=max(1, round(occupancy * chip.threads_per_core / threads)),
-        gpu=gpu or GPUS[target],
-        nbytes=operands + sum(result.nbytes for result in program.results),
-        cluster=program.cluster,
-    )
-    return estimate(compiled.asm["sass"], launch)
+    return estimate(compiled.asm["sass"], launch_of(lowering, compiled.resources, gpu))
 
 
 def described(lowering: Lowering, compiled: Any) -> Record:

@@ -18,6 +18,7 @@ from bench.llvm import attention, first_call, irregular, matmul, overhead, peak,
 from bench.llvm.pytorch import Attention
 from bench.result import Result, missed, table
 from tilekern.errors import DependencyError
+from tilekern.estimate.cpu.peak import Peak, loop
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.runtime.machine import describe
 from tilekern.testing import assert_close, in_float64
@@ -99,7 +100,7 @@ def test_benchmarks_are_chosen_by_name_or_by_what_stands_before_the_dot() -> Non
 def test_the_loop_computes_in_registers_only(name: str, dtype: Any, instruction: str) -> None:
     machine = describe(*MACHINES[name], tiles=True)
     target = toolchain.llvmlite().Target.from_triple(machine.triple)
-    module = llvmlite.binding.parse_assembly(peak.loop(machine, dtype))
+    module = llvmlite.binding.parse_assembly(loop(machine, dtype))
     assembly = target.create_target_machine(cpu=machine.cpu, features=machine.features).emit_assembly(module)
     found = re.search(r"^\.LBB0_1:.*?\n(.*?)^\s+(jl|b\.lt)\b", assembly, re.DOTALL | re.MULTILINE)
     assert found
@@ -113,8 +114,8 @@ def test_a_longer_loop_computes_as_fast() -> None:
     machine = peak.host()
     assert machine is not None
 
-    def loops() -> tuple[peak.Peak, peak.Peak]:
-        return peak.Peak(machine, "float32", 1, 1e-3), peak.Peak(machine, "float32", 1, 1e-2)
+    def loops() -> tuple[Peak, Peak]:
+        return Peak(machine, "float32", 1, 1e-3), Peak(machine, "float32", 1, 1e-2)
 
     # The length of a loop is measured, and another process may take the core meanwhile.
     short, long = next(pair for pair in (loops() for _ in range(20)) if 2 < pair[1].flops / pair[0].flops < 50)
@@ -128,7 +129,7 @@ def test_every_peak_is_a_result(quick: None) -> None:
 
 
 def test_the_share_is_that_of_each_round() -> None:
-    class Loop(peak.Peak):
+    class Loop(Peak):
         def __init__(self) -> None:
             self.flops = 100.0
 

@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from tilekern.errors import ArgumentError, TargetError, checked
@@ -24,6 +25,9 @@ from tilekern.lower.lowering import CompiledProgram
 from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target, resolve
 from tilekern.primitive import call
+
+if TYPE_CHECKING:
+    from tilekern.estimate import Estimate
 
 
 class Traced:
@@ -223,14 +227,41 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Compile for the target. Its hardware need not be here, unless the result is called."""
-        return Compiled(self._interface, self._member, self._lowered.compile())
+        return Compiled(self, self._interface, self._member, self._lowered.compile())
+
+    @checked
+    def estimate(self, **extents: Any) -> Estimate:
+        """The estimated time of a call on the target, whose hardware need not be here, and where the time goes.
+
+        GPUs and TPUs: a model executes the machine code. "cpu:llvm": a roofline of rates that are measured once on
+        this machine.
+
+        Args:
+          extents: by the name of an input its values, or the number that all of its elements have. They are needed
+            where values of the array decide how often a loop runs.
+
+        Raises:
+          tilekern.errors.EstimateError: such values are missing; or there is no model of the target, or it cannot
+            follow the program.
+          tilekern.errors.ArgumentError: the kernel has no such input, or the values do not fit it.
+        """
+        from tilekern.estimate import estimate
+
+        leaves = jax.tree.leaves(self._interface.arguments)
+        arrays = self._member.inputs([*(None for _ in leaves), *map(np.asarray, self._interface.captured)])
+        return estimate(self._lowered, arrays, extents)
 
 
 class Compiled:
     """A compiled kernel: call it with arrays of the types it was traced for."""
 
-    def __init__(self, interface: Interface, member: Member, compiled: CompiledProgram) -> None:
+    def __init__(self, lowered: Lowered, interface: Interface, member: Member, compiled: CompiledProgram) -> None:
         self._interface, self._member, self._compiled = interface, member, compiled
+        self._lowered = lowered
+
+    def estimate(self, **extents: Any) -> Estimate:
+        """The estimated time of a call, see `Lowered.estimate`."""
+        return self._lowered.estimate(**extents)
 
     @checked
     def __call__(self, *arrays: Any) -> Any:

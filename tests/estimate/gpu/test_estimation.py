@@ -464,7 +464,7 @@ def test_other_targets_have_no_estimate() -> None:
     pytest.importorskip("triton", reason="needs triton")
     x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
     (lowering,) = lowerings_of(matmul, [x, x], resolve("cuda:sm_89"))
-    with pytest.raises(ValueError, match="knows the targets cuda:sm_80, cuda:sm_90, cuda:sm_100; got cuda:sm_89"):
+    with pytest.raises(ValueError, match="there is no cycle model of cuda:sm_89"):
         estimates.estimated(lowering, lowering.compile())
     assert estimates.described(lowering, lowering.compile()) == {}
     assert estimates.notes([("x", {"unestimated": "f: why"})]) == ["x: no estimate: f: why"]

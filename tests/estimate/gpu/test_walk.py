@@ -281,3 +281,38 @@ def test_calls_return_and_what_cannot_be_followed_is_refused() -> None:
 def test_the_examples_of_docstrings() -> None:
     found = doctest.testmod(listings)
     assert found.attempted > 0 and found.failed == 0
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("LDG.E R4, desc[UR4][R2.64]", [0x03020100]),
+        ("LDG.E R4, [R2.64+0x4]", [0x07060504]),
+        ("LDG.E.64 R4, desc[UR4][R2.64+0x8]", [0x0B0A0908, 0x0F0E0D0C]),
+        ("LDG.E.U8 R4, [R2.64+0x5]", [5]),
+        ("LDG.E.S8 R4, [R2.64+0xf0]", [0xFFFFFFF0]),
+        ("LDG.E R4, [R2.64+0xfe]", [None]),
+        ("LDG.E R4, [R2.64+-0x4]", [None]),
+        ("LDG.E R4, [R2.64+UR6]", [None]),
+    ],
+)
+def test_known_memory_is_loaded(load: str, words: list[Value]) -> None:
+    address = 3 << 40
+    state = Thread({}, {}, {address: bytes(range(256))})
+    state.registers.update(R2=address & MASK, R3=address >> 32)
+    (instruction,) = parse(sass(load)).code
+    evaluate(instruction, state)
+    assert [state.registers[f"R{4 + n}"] for n in range(len(words))] == words
+
+
+def test_loops_that_end_at_unknown_values_are_undecided() -> None:
+    text = "LDG.E R1, [R2.64]\nMOV R3, RZ\nIADD3 R3, R3, 0x1, RZ\nISETP.LT.AND P0, PT, R3, R1, PT\n@P0 BRA 0x20\nEXIT"
+    listing = parse(sass(text))
+    for memory, undecided, visits in (({}, 1, 1), ({1 << 40: (5).to_bytes(4, "little")}, 0, 5)):
+        state = Thread({}, {}, memory)
+        state.registers.update(R2=0, R3=1 << 8)
+        walk = Walker(listing, {}).walk(state)
+        assert len(walk.undecided) == undecided and max(walk.visits.values()) == visits

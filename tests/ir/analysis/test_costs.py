@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.lang.checks import like_first
 from tests.lower.library import CASES, family
-from tilekern.ir.analysis.costs import cost_of
+from tilekern.ir.analysis.costs import cost_of, work_of
 from tilekern.lower.target import resolve
 from tilekern.testing.programs import Program
 from tilekern.testing.strategies import programs
@@ -103,6 +105,32 @@ def histogram(x: Any, out: Any) -> None:
 
 def test_updates_read_and_write_and_zeros_are_written_whole() -> None:
     assert histogram.trace(jnp.zeros(64, jnp.int32)).cost() == tk.Cost(0, 0, 64 * 4 + 5 * 4 + 5 * 4)
+
+
+@tk.kernel(out_type=lambda x, n: jax.ShapeDtypeStruct(x.shape, x.dtype))
+def powers(x: Any, n: Any, out: Any) -> None:
+    """x to the power of n[i] + 1, for row i of x, by dots."""
+    i = tk.parallel(x.shape[0], 1)
+    rounds = tk.serial(100, stop=n[i.start])
+    out[i] = tk.fold(rounds, lambda _, acc: tk.dot(acc, x[i][0]), x[i][0])[None]
+
+
+@given(counts=st.lists(st.integers(0, 100), min_size=4, max_size=4))
+def test_bounds_from_known_arrays_count_exactly(counts: list[int]) -> None:
+    func = powers.trace(jnp.ones((4, 8, 8)), jnp.zeros(4, jnp.int32)).ir
+    _, n = func.inputs
+    work = work_of(func, {n: np.array(counts, np.int32)})
+    assert work.cost.flops == work.dots[np.dtype(np.float32)] == sum(counts) * 2 * 8**3
+
+
+def test_bytes_that_are_loaded_twice_count_twice() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def cumulative(x: Any, out: Any) -> None:
+        i = tk.parallel(x.shape[0], 16)
+        out[i] = x[i] + jnp.sum(x[...])
+
+    work = work_of(cumulative.trace(jnp.ones(64)).ir)
+    assert work.cost.bytes_accessed == 2 * 64 * 4 and work.accessed == (64 + 64 + 4 * 64) * 4
 
 
 @like_first

@@ -52,6 +52,7 @@ class Launch:
       trips: iterations of loops whose end depends on data, by label, with "" for all others.
       constants: 32-bit words of the constant bank (kernel arguments), by byte offset.
       function: name of the function, if the SASS has several.
+      memory: contents of global memory, by the address of their first byte: arrays whose values decide branches.
     """
 
     programs: int
@@ -64,6 +65,7 @@ class Launch:
     trips: Mapping[str, int] = field(default_factory=dict[str, int])
     constants: Mapping[int, int] = field(default_factory=dict[int, int])
     function: str = ""
+    memory: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class LaunchEstimate:
       busy: part of the simulated time in which the tensor cores compute.
       unknown: operations that the model does not know, with their numbers in the code; only their issue counts.
       assumed: for each branch that depends on data, the assumption, "not taken", say.
+      undecided: labels of loops that run as often as unknown data say.
     """
 
     gpu: Gpu
@@ -90,6 +93,7 @@ class LaunchEstimate:
     busy: float
     unknown: Mapping[str, int]
     assumed: Mapping[str, str]
+    undecided: frozenset[str] = frozenset()
 
     @property
     def seconds(self) -> float:
@@ -134,6 +138,7 @@ class _Estimation:
         self.listing, self.launch, self.gpu = listing, launch, gpu
         self.works = [work(instruction, gpu) for instruction in listing.code]
         self.assumed: dict[str, str] = {}
+        self.undecided = set[str]()
 
     def estimate(self) -> LaunchEstimate:
         launch, gpu = self.launch, self.gpu
@@ -159,6 +164,7 @@ class _Estimation:
             run.tensor / run.cycles if run.cycles else 0.0,
             Counter(i.name for i, w in zip(self.listing.code, self.works, strict=True) if not w.known),
             self.assumed,
+            frozenset(self.undecided),
         )
 
     # --- walks --------------------------------------------------------------------------------------------------------
@@ -179,6 +185,7 @@ class _Estimation:
                 tasks = walk.stored if warp == 0 else tasks
                 visits[warp] = walk.visits
                 self.assumed |= walk.assumed
+                self.undecided |= walk.undecided
             if not samples:
                 roles = [next(w for w in visits if visits[w] == visits[warp]) for warp in visits]
             samples.append((number, [visits[role] for role in roles]))
@@ -221,7 +228,7 @@ class _Estimation:
         # The launch's shape in the constant bank, as ptxas lays it out: threads, then programs, in three words each.
         first = 0x360 if self.gpu.capability >= 100 else 0
         shape = dict(zip(range(first, first + 24, 4), (threads, 1, 1, x, y, z), strict=True))
-        return Thread(shape | dict(launch.constants), special)
+        return Thread(shape | dict(launch.constants), special, launch.memory)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,28 @@ def _fill(thread: Thread, instruction: Instruction) -> tuple[Value | Bytes, ...]
     return tuple(thread.registers.get(place, 0) for place in instruction.spilled)
 
 
+_PLACE = re.compile(r"\[(R\d+)\.64(?:\+(-?0x[0-9a-f]+))?\]$")
+
+
+@_rule("LDG")
+def _load(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    """Words of global memory, or one number of 8 or 16 bits."""
+    place = _PLACE.search(instruction.inputs[0])
+    if not thread.memory or place is None:
+        return None
+    low, high = thread.pair(place[1])
+    if low is None or high is None:
+        return None
+    address = (high << 32 | low) + int(place[2] or "0", 16)
+    narrow = next((s for s in instruction.suffixes if s in ("U8", "S8", "U16", "S16")), "")
+    contents = thread.load(address, int(narrow[1:]) // 8 if narrow else 4 * len(instruction.writes))
+    if contents is None:
+        return None
+    if narrow:
+        return (int.from_bytes(contents, "little", signed=narrow[0] == "S") & MASK,)
+    return struct.unpack(f"<{len(contents) // 4}I", contents)
+
+
 @_rule("HFMA2")
 def _constant(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     """A constant of two float16, by which compilers load integers: 0 * 0 + constant."""

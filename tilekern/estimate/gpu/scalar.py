@@ -1,7 +1,7 @@
 """Evaluation of the instructions that decide control flow: integers, predicates and addresses of one thread.
 
-A value is an integer of 32 bits, or 0 or 1 for a predicate. It is None if it is not known: a value from memory, an
-argument, or the result of an operation that is not evaluated here.
+A value is an integer of 32 bits, or 0 or 1 for a predicate. It is None if it is not known: an argument or a value from
+memory that nobody gave, or the result of an operation that is not evaluated here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,21 @@ class Thread:
         predicates as single bits of such a register.
       constants: words of the constant bank 0, by byte offset.
       special: special registers by name.
+      memory: contents of global memory, by the address of their first byte.
     """
 
-    def __init__(self, constants: Mapping[int, int], special: Mapping[str, int]) -> None:
+    def __init__(
+        self, constants: Mapping[int, int], special: Mapping[str, int], memory: Mapping[int, bytes] | None = None
+    ) -> None:
         self.registers: Registers = {}
-        self.constants, self.special = constants, special
+        self.constants, self.special, self.memory = constants, special, memory or {}
+
+    def load(self, address: int, nbytes: int) -> bytes | None:
+        """Bytes of global memory; None if a byte is not known."""
+        for first, contents in self.memory.items():
+            if first <= address and address + nbytes <= first + len(contents):
+                return contents[address - first : address - first + nbytes]
+        return None
 
     def read(self, operand: str) -> Value:
         """The value of an operand; None if it is not known."""

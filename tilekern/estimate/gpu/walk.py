@@ -54,11 +54,13 @@ class Walk:
     Attributes:
       segments: the segments that it runs, in order.
       assumed: for each branch that depends on unknown values, the assumption, "not taken", say.
+      undecided: labels of loops whose end depends on unknown values.
       stored: bytes that it stored to shared memory; only of programs whose warps get their tasks there.
     """
 
     segments: list[Segment] = field(default_factory=list[Segment])
     assumed: dict[str, str] = field(default_factory=dict[str, str])
+    undecided: set[str] = field(default_factory=set[str])
     stored: defaultdict[int, list[Value]] = field(default_factory=lambda: defaultdict[int, list[Value]](list))
 
     @property
@@ -222,6 +224,7 @@ class Walker:
         label = self._labels[to]
         trips = self.trips.get(label, self.trips.get("", 1))
         walk.assumed[where] = f"loop {label} runs {trips} times"
+        walk.undecided.add(label)
         return rounds[to] + 1 < trips
 
     def _following(self) -> list[int]:

@@ -24,13 +24,14 @@ def main(name: str, folder: Path, source: str) -> None:
     """Compile `fn(*args)` of the source for a chip.
 
     Arguments that are NumPy arrays become constants of the program, so that their values are in the dump. The program
-    may overwrite the arguments whose numbers are in `donated`, if the source defines it.
+    may overwrite the arguments whose numbers are in `donated`, if the source defines it; `options` are the compiler's.
     """
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(source, "<program>", "exec"), namespace)
     function: Callable[..., Any] = namespace["fn"]
     arguments: Sequence[Any] = namespace["args"]
     donated: Sequence[int] = namespace.get("donated", ())
+    options: dict[str, Any] | None = namespace.get("options")
     slice_: Any = topologies.get_topology_desc(platform="tpu", topology_name=chip(name).topology)
     mesh = Mesh(np.array(slice_.devices[:1]), ("device",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -47,7 +48,7 @@ def main(name: str, folder: Path, source: str) -> None:
     overwritten = tuple(k for k, number in enumerate(traced) if number in donated)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jax.jit(program, donate_argnums=overwritten).lower(*shapes)
-    (folder / "compiled.txt").write_text(lowered.compile().as_text() or "")
+    (folder / "compiled.txt").write_text(lowered.compile(compiler_options=options).as_text() or "")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from typing import Any
 from tilekern.ir.analysis.iterations import Iterations
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch
-from tilekern.ir.core import Axis, Block, Func, Op
+from tilekern.ir.core import Array, Axis, Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
-from tilekern.ir.types import kind_of
+from tilekern.ir.types import DType, kind_of
 
 # Float functions that XLA counts apart, for each is several floating-point operations.
 _TRANSCENDENTAL = frozenset(
@@ -52,22 +52,49 @@ class Cost:
     bytes_accessed: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """The work of a call of a kernel in more detail.
+
+    Attributes:
+      cost: operations, and bytes of arrays that count once.
+      dots: by the dtype of the left operand the operations of dots, a part of `cost.flops`.
+      accessed: bytes that loads and stores move, however often they move the same element.
+    """
+
+    cost: Cost
+    dots: Mapping[DType, int]
+    accessed: int
+
+
 def cost_of(func: Func) -> Cost:
-    """The cost of a Func.
+    """The cost of a Func; see `work_of`."""
+    return work_of(func).cost
+
+
+def work_of(func: Func, arrays: Mapping[Value, Array] | None = None) -> Work:
+    """The work of a Func.
 
     A grid's lanes outside of its extents do not count. Folds count their tiles, by bounds that depend on indices
     exactly or by a sample of programs, and by bounds that depend on data as if these were random (`Iterations`). A
     while counts once, and a switch as its most costly branch, as in XLA.
+
+    Args:
+      func: the Func.
+      arrays: by param, arrays whose values are known: bounds that are loaded from them count exactly.
     """
-    counts = _Counts(Iterations(func))
+    counts = _Counts(Iterations(func, arrays))
     work = counts.block(func.body, math.prod(_tiles(axis) for axis in func.axes))
-    moved_bytes = 0.0
+    moved_bytes = accessed = 0.0
     for param in func.params:
         ref = param.ref
         whole = math.prod(ref.shape)
         written = whole if ref.role in ("zeros", "sum") else min(work["w", param], whole)
         moved_bytes += (min(work["r", param], whole) + written) * ref.dtype.itemsize
-    return Cost(round(work["flops"]), round(work["transcendentals"]), round(moved_bytes))
+        accessed += (work["r", param] + work["w", param]) * ref.dtype.itemsize
+    cost = Cost(round(work["flops"]), round(work["transcendentals"]), round(moved_bytes))
+    dots = {op.operands[0].tile.dtype for op in func.walk() if isinstance(op, Dot)}
+    return Work(cost, {dtype: round(work["dot", dtype]) for dtype in dots}, round(accessed))
 
 
 def _tiles(axis: Axis) -> float:
@@ -107,7 +134,8 @@ def _of_op(op: Op, times: float) -> Mapping[object, Any]:
     match op:
         case Dot():
             lhs = op.operands[0].tile
-            return {"flops": times * 2 * op.result.tile.size * math.prod(lhs.shape[d] for d in op.contract[0])}
+            flops = times * 2 * op.result.tile.size * math.prod(lhs.shape[d] for d in op.contract[0])
+            return {"flops": flops, ("dot", lhs.dtype): flops}
         case MemoryOp():
             elements = times * math.prod(op.access.shape)
             ways = "r" if isinstance(op, Load) else "rw" if isinstance(op, Atomic) else "w"
