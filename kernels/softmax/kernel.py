@@ -28,6 +28,19 @@ def softmax_forward(x: tk.Ref, out: tk.Ref, *, block_rows: tk.Block = 4, block_c
         out[i] = (weights / weights.sum(axis=1, keepdims=True)).astype(out.dtype)
         return
 
+    columns = tk.serial(x.shape[1], block_columns)
+    m, d = online_sums(x, i, columns)
+
+    def write(j: tk.Tile) -> None:
+        out[i, j] = (jnp.exp(x[i, j].astype(wide) - m[:, None]) / d[:, None]).astype(out.dtype)
+
+    tk.foreach(columns, write)
+
+
+def online_sums(x: tk.Ref, i: tk.Tile, columns: Any) -> tuple[jax.Array, jax.Array]:
+    """(m, d) of some rows of x, read once: the maximum of each row, and the sum of exp(x - m)."""
+    wide = tk.accumulator(x.dtype)
+
     def gather(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         m, d = carry
         s = x.load((i, j), fill=-jnp.inf).astype(wide)
@@ -36,13 +49,7 @@ def softmax_forward(x: tk.Ref, out: tk.Ref, *, block_rows: tk.Block = 4, block_c
         base = jnp.where(grown == -jnp.inf, 0, grown)
         return grown, d * jnp.exp(m - base) + jnp.exp(s - base[:, None]).sum(axis=1)
 
-    columns = tk.serial(x.shape[1], block_columns)
-    m, d = tk.fold(columns, gather, (tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)))
-
-    def write(j: tk.Tile) -> None:
-        out[i, j] = (jnp.exp(x[i, j].astype(wide) - m[:, None]) / d[:, None]).astype(out.dtype)
-
-    tk.foreach(columns, write)
+    return tk.fold(columns, gather, (tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)))
 
 
 @tk.kernel(out_type=like_first, linear=("tangent",))
