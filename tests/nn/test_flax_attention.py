@@ -12,7 +12,8 @@ import pytest
 from tests.lang.checks import refused
 from tilekern.errors import ArgumentError
 from tilekern.kernels.flash_attention import reference
-from tilekern.nn import attention_fn, flax_attention
+from tilekern.nn import attention_fn
+from tilekern.nn.promotion import algorithm_of
 from tilekern.testing import assert_close, in_float64
 
 RANDOM = np.random.default_rng(0)
@@ -82,9 +83,9 @@ PRESETS = jax.lax.DotAlgorithmPreset
 
 def test_precisions_in_the_words_of_flash_attention() -> None:
     for exact in (None, "high", "float32", jax.lax.Precision.DEFAULT, PRESETS.F32_F32_F32, ("high", "highest")):
-        assert flax_attention._precision(exact) is None
-    assert flax_attention._precision(PRESETS.TF32_TF32_F32) == "tf32"
-    assert flax_attention._precision(("BF16_BF16_F32_X3", PRESETS.BF16_BF16_F32_X3)) == "bf16x3"
+        assert algorithm_of("attention_fn", exact) is None
+    assert algorithm_of("attention_fn", PRESETS.TF32_TF32_F32) == "tf32"
+    assert algorithm_of("attention_fn", ("BF16_BF16_F32_X3", PRESETS.BF16_BF16_F32_X3)) == "bf16x3"
     q, k, v = inputs(2)
     np.testing.assert_array_equal(attention_fn(q, k, v, precision="highest"), attention_fn(q, k, v))
     coarse = attention_fn(q, k, v, precision=PRESETS.BF16_BF16_F32)

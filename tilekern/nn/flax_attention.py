@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,9 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn.dropout import dropout
+from tilekern.nn.promotion import algorithm_of, promoted
 
 hide_frames(__file__)
-
-# Algorithms of JAX for products of float32, in the words of `flash_attention`; None multiplies as float32.
-_ALGORITHMS = {
-    "DEFAULT": None,
-    "F32_F32_F32": None,
-    "F64_F64_F64": None,
-    "BF16_BF16_F32_X9": None,
-    "TF32_TF32_F32_X3": None,
-    "TF32_TF32_F32": "tf32",
-    "BF16_BF16_F32": "bf16",
-    "BF16_BF16_F32_X3": "bf16x3",
-    "BF16_BF16_F32_X6": "bf16x6",
-}
 
 
 @takes_python_numbers
@@ -102,7 +90,7 @@ def attention_fn(
         qk_attn_weights_einsum=qk_attn_weights_einsum,
         attn_weights_value_einsum=attn_weights_value_einsum,
     )
-    promote = _promoted if promote_dtype is None else promote_dtype
+    promote = promoted if promote_dtype is None else promote_dtype
     q, k, v = map(array_of, promote((query, key, value), dtype=dtype))
     return flash_attention(
         q,
@@ -111,7 +99,7 @@ def attention_fn(
         None if bias is None else _like_scores("bias", bias, q, k),
         None if mask is None else _like_scores("mask", mask, q, k),
         causal=is_causal,
-        precision=_precision(precision),
+        precision=algorithm_of("attention_fn", precision),
         **dropout("attention_fn", dropout_rate, dropout_rng, broadcast_dropout, deterministic),
     )
 
@@ -128,15 +116,6 @@ def _refuse_weights(**options: Any) -> None:
             got=f"{name} = {describe(value)}",
             fix=f"{fix}, or take the attention function of Flax where weights are looked at",
         )
-
-
-def _promoted(arrays: tuple[Any, ...], dtype: Any) -> tuple[jax.Array, ...]:
-    """Arrays of one dtype: the given one, or the one that all promote to, at least float32 for integers."""
-    values = [jnp.asarray(x) for x in arrays]
-    if dtype is None:
-        dtype = jnp.result_type(*values)
-        dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.promote_types(jnp.float32, dtype)
-    return tuple(x.astype(dtype) for x in values)
 
 
 def _like_scores(name: str, argument: Any, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -158,28 +137,3 @@ def _like_scores(name: str, argument: Any, query: jax.Array, key: jax.Array) -> 
     if name == "mask":
         return array != 0
     return array if is_float(array) else array.astype(jnp.float32)
-
-
-def _precision(precision: Any) -> str | None:
-    """The precision in the words of `flash_attention`; of a pair, for both operands of a product, if it is one."""
-    pair = cast(tuple[Any, ...], precision) if isinstance(precision, tuple | list) else (precision,)
-    algorithms = {_algorithm(part) for part in pair}
-    if len(algorithms) == 1 and "unknown" not in algorithms:
-        return algorithms.pop()
-    raise ArgumentError(
-        "attention_fn cannot take this precision",
-        expected=f"None, a jax.lax.Precision or its name, or one of {', '.join(_ALGORITHMS)}",
-        got=f"precision = {describe(precision)}",
-        fix="leave it out: float32 multiplies as float32",
-    )
-
-
-def _algorithm(precision: Any) -> str | None:
-    name = getattr(precision, "name", precision)
-    if name in _ALGORITHMS:
-        return _ALGORITHMS[name]
-    try:
-        jax.lax.Precision(precision)  # all of them are satisfied by exact products, and so is None
-    except ValueError:
-        return "unknown"
-    return None
