@@ -1,5 +1,9 @@
 """tilekern: tile kernels for JAX, from one source on GPU, TPU and CPU."""
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
 from tilekern import errors, export
 from tilekern.ir.analysis.costs import Cost
 from tilekern.kernel import (
@@ -32,6 +36,9 @@ from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
 from tilekern.lower.device import Device, device
 from tilekern.lower.resources import Resources
+
+if TYPE_CHECKING:
+    from tilekern.nn.patching import patch
 
 __version__ = "0.1.0"
 
@@ -75,6 +82,7 @@ __all__ = [
     "load",
     "op",
     "parallel",
+    "patch",
     "points",
     "random_bits",
     "serial",
@@ -84,3 +92,10 @@ __all__ = [
     "when",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """Import `patch`, and so the kernels that it needs, where it is first asked for."""
+    if name == "patch":
+        return _import_module("tilekern.nn.patching").patch
+    raise AttributeError(f"module 'tilekern' has no attribute {name!r}", name=name)

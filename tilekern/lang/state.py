@@ -78,6 +78,11 @@ def is_traced(function: Callable[..., Any]) -> bool:
     return state is not None
 
 
+def is_tracing_body() -> bool:
+    """True while the body of any kernel is being traced."""
+    return _state.get() is not None
+
+
 @contextmanager
 def tracing(state: TraceState) -> Generator[TraceState]:
     """Context in which `state` is the current trace."""
