@@ -78,9 +78,6 @@ class Mode:
     package: str = ""
 
 
-# The message of XLA's CPU backend for a product of bfloat16 that it lacks.
-_LACKS = "Unsupported element type for DotThunk"
-
 # --- backends -------------------------------------------------------------------------------------------------------
 
 
@@ -141,20 +138,8 @@ def by_mosaic(programs: Sequence[Program]) -> Outputs:
 
 
 def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Outputs:
-    """The outputs by Pallas' interpreter, compiled as one function.
-
-    They are the expected ones where XLA's CPU backend lacks a product of bfloat16: see `lower.xla.emit.narrow_dots`.
-    """
-    functions = [partial(lowering.run, interpret=True) for lowering in lowerings]
-    try:
-        return compiled(functions, programs, x64=False)
-    except RuntimeError as error:
-        if _LACKS not in str(error):
-            raise
-        if len(programs) == 1:
-            return [programs[0].expected]
-    pairs = zip(lowerings, programs, strict=True)
-    return [interpreted([lowering], [program])[0] for lowering, program in pairs]
+    """The outputs by Pallas' interpreter, compiled as one function."""
+    return compiled([partial(lowering.run, interpret=True) for lowering in lowerings], programs, x64=False)
 
 
 def in_one_op(programs: Sequence[Program], *, target: str) -> Outputs:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import tilekern as tk
 from tests.ir.funcs import Source, assert_near, assert_same, func, ref, whole
 from tests.lower.mosaic.cells import DTYPE_NAMES, ODD, OPS, SHAPES, SMALL, arrays_of, as_legal, cell
 from tests.lower.mosaic.compiled_functions import CHIPS, compiled
@@ -156,6 +157,20 @@ def test_products_of_float32_have_the_precision_of_the_dot(precision: str, wante
     dot = Dot(operands=(x, x), contract=((1,), (0,)), precision=precision)  # pyright: ignore[reportArgumentType]
     (found,) = (e for e in jax.make_jaxpr(function_of(dot))(tile, tile).eqns if e.primitive.name == "dot_general")
     assert found.params["precision"] == (jax.lax.Precision[wanted],) * 2
+
+
+def test_products_with_several_dims_of_the_right_operand_are_interpreted() -> None:
+    """XLA's CPU backend lacks these products of bfloat16 as they stand."""
+
+    @tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct((x.shape[1], *w.shape[1:]), np.float32))
+    def product(x: tk.Ref, w: tk.Ref, out: tk.Ref) -> None:
+        dims = ((0,), (0,)), ((), ())
+        out[:, :, :] = jax.lax.dot_general(x[:, :], w[:, :, :], dims, preferred_element_type=np.float32)
+
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-4, 5, shape).astype(jax.numpy.bfloat16) for shape in ((16, 8), (16, 4, 8)))
+    found = product.trace(x, w).lower("tpu:v5e").interpret(x, w)
+    np.testing.assert_array_equal(found, np.einsum("km,kab->mab", *(a.astype(np.float32) for a in (x, w))))
 
 
 def test_logistic_of_numbers_of_any_size() -> None:

@@ -48,7 +48,7 @@ class Emitter:
     ) -> None:
         self._plan, self._step, self._scratch, self._interpreted = plan, step, scratch, interpreted
         self._ranges = plan.ranges
-        self._values = Values(plan.forms, step.indices)
+        self._values = Values(plan.forms, step.indices, interpreted)
         arrays = refs["inputs"], refs["outputs"], refs["tables"]
         self._memory = Memory(
             plan.layouts, *arrays, plan.row_dma_inputs, self._ranges, self._values.scalar, self._values.row

@@ -19,7 +19,7 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.shape import Reshape, Slice
 from tilekern.ir.types import BOOL, F32, I32, TileType, accumulator
-from tilekern.lower.jax_ops import Function, shared_function
+from tilekern.lower.jax_ops import Function, joined_dot_general, shared_function
 from tilekern.lower.mosaic.chip import LANES, SUBLANES
 
 # exp(87) is 6e37; beyond 8.5e37 a reciprocal is no normal float32.
@@ -34,10 +34,14 @@ _PRECISION = {
 }
 
 
-def function_of(op: Op) -> Function:
+def function_of(op: Op, interpreted: bool = False) -> Function:
     """The function of a legal op's operands that computes its result.
 
     Vectors may have either form, or the shape of the IR; all other operands have the shape of the IR.
+
+    Args:
+      op: the op.
+      interpreted: True if XLA's CPU backend runs the function, which lacks some products.
     """
     match op:
         case Constant():
@@ -45,7 +49,7 @@ def function_of(op: Op) -> Function:
         case Convert():
             return partial(_convert, op)
         case Dot():
-            return partial(_dot, op)
+            return partial(_dot, op, joined_dot_general if interpreted else lax.dot_general)
         case Reduce():
             return partial(getattr(jnp, op.monoid), axis=op.dims)
         case Take():
@@ -108,7 +112,7 @@ def _only(x: jax.Array) -> jax.Array:
     return x[(0,) * x.ndim]
 
 
-def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def _dot(op: Dot, dot_general: Function, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     precision = _PRECISION[op.precision] if lhs.dtype == jnp.float32 else None
     wide = accumulator(lhs.dtype)
-    return lax.dot_general(lhs, rhs, (op.contract, op.batch), precision=precision, preferred_element_type=wide)
+    return dot_general(lhs, rhs, (op.contract, op.batch), precision=precision, preferred_element_type=wide)

@@ -27,10 +27,11 @@ class Values:
     Args:
       forms: the forms of vectors.
       scalars: the arrays of the scalars that are set from the start.
+      interpreted: True if Pallas interprets the kernel.
     """
 
-    def __init__(self, forms: VectorForms, scalars: Mapping[Value, Any]) -> None:
-        self._forms = forms
+    def __init__(self, forms: VectorForms, scalars: Mapping[Value, Any], interpreted: bool) -> None:
+        self._forms, self._interpreted = forms, interpreted
         self._env: dict[Value, Any] = dict(scalars)
         self._vectors: dict[Value, dict[Form, Any]] = {}
 
@@ -95,7 +96,7 @@ class Values:
             mask, x, y = (self._env[v] for v in op.operands)
             self._env[result] = select_wide(mask, as_stored(x), as_stored(y)).astype(result.tile.dtype)
         else:
-            self._env[result] = function_of(op)(*map(self.plain, op.operands))
+            self._env[result] = function_of(op, self._interpreted)(*map(self.plain, op.operands))
 
     def _vector(self, op: Op, form: Form) -> Any:
         """The result of an op that is a vector, computed in one form."""
