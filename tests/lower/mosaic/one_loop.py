@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.core import Axis, Func, Op, Value, index_value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Access, Dim, Position, Term
 from tilekern.ir.rewrite import Cloner, Rewriter
-from tilekern.ir.types import INDEX
+from tilekern.ir.types import INDEX, RefType, TileType
 from tilekern.testing.programs.control import Generator
 from tilekern.testing.programs.facts import Fact
+from tilekern.testing.programs.memory import Counter
 
 
 class OneLoop(Generator):
@@ -38,6 +41,53 @@ class OneLoop(Generator):
         product = self.ew("mul", counter.value, self.number(step, INDEX))
         self.facts[product] = Fact(max(1, counter.axis.tiles) * step)
         return product
+
+
+class OfSteps(OneLoop):
+    """Makes Funcs whose loop adds up all tiles of an array, in a grid of two tiles or more.
+
+    Its tiles can be fetched by a pipeline, or by steps of the grid. `in_two` cuts the loop where the grid's first index
+    says, so then steps come from a table.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if not self.axes:
+            self.axes = (self.axis("i"),)
+            self.grid = self.free = (Counter(index_value("i"), self.axes[0]),)
+            self.counters, self.repeats = list(self.free), self.axes[0].tiles
+        self._names = ["elementwise", "select", "convert", "load", "reduce"]
+
+    def axis(self, name: str) -> Axis:
+        axis = super().axis(name)
+        return replace(axis, extent=max(axis.extent, axis.block + 1))
+
+    def top_level(self) -> None:
+        self.moves(1 + self.upto(3))
+        self._sum()
+        self.moves(1 + self.upto(3))
+
+    def _sum(self) -> None:
+        axis, index, length = self.axis("k0"), index_value("k0"), self.pick(self.sizes)
+        array = Value(RefType((axis.extent, length), INDEX.dtype, "in"), f"x{len(self.inputs)}")
+        self.inputs.append(array)
+        self.facts[array] = self._given(INDEX.dtype)
+        rows, columns = Dim("block", Position((Term(0, axis.block),)), axis.block), Dim("block", Position(), length)
+        start, stop = self.number(0, INDEX), self.number(axis.extent, INDEX)
+        inits, facts = self._inits(axis.tiles, self.value(TileType((length,), INDEX.dtype)))
+        carry = Value(inits[0].type, "c")
+
+        def yields() -> list[Value]:
+            tile = self._read(array, Access((rows, columns)), (index,))
+            addend = self.reduced(tile, (0,), "sum")
+            assert addend is not None
+            return [self.ew("add", carry, addend)]
+
+        body = self.region([index, carry], [Fact(axis.tiles), *facts], [Counter(index, axis)], yields)
+        operands = (start, stop, *inits)
+        (total,) = self.builder.add(Fold(operands=operands, regions=(body,), axis=axis, reverse=bool(self.upto(1))))
+        self._define([total], facts)
+        self.store_value(total)
 
 
 def in_two(func: Func) -> Func:
