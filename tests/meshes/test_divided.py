@@ -246,3 +246,25 @@ def test_the_remedies_on_an_explicit_mesh() -> None:
         x, w = put(X, EXPLICIT, "data"), put(W, EXPLICIT)
         np.testing.assert_array_equal(jax.jit(mapped(kernel, EXPLICIT))(x, w), WANTED)
         np.testing.assert_array_equal(kernel(jax.reshard(x, jax.P()), w), WANTED)
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_gradients_that_add_up_undivided_rows_have_the_bits_of_one_device(kind: AxisType) -> None:
+    """Forty programs add to the gradient of each row of x; devices divide the rows."""
+
+    @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct((40, *x.shape), x.dtype))
+    def repeated(x: tk.Ref, out: tk.Ref) -> None:
+        i, j = tk.parallel(40), tk.parallel(x.shape[0], 2)
+        out[i, j, :] = jnp.exp(x[j, :])
+
+    x = np.random.default_rng(0).normal(size=(16, 40)).astype(np.float32)
+    scale = np.random.default_rng(1).normal(size=(40, 16, 40)).astype(np.float32)
+    gradient = jax.grad(lambda x: (repeated(x, target="cpu:llvm") * scale).sum())
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        found = jax.jit(gradient)(put(x, mesh, "data", None))
+    assert not found.is_fully_replicated
+    assert np.asarray(found).tobytes() == np.asarray(jax.jit(gradient)(x)).tobytes()

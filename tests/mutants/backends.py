@@ -296,11 +296,18 @@ MUTANTS = (
         _TRITON,
     ),
     Mutant(
-        "triton: programs that add to one sum share its copy",
-        "tilekern/lower/triton/plan/partial_sums.py",
+        "llvm: the number of partial sums depends on programs that add to other elements",
+        "tilekern/lower/llvm/plan/task_partition.py",
+        "programs = prod(func.grid[n] for n in summed)",
+        "programs = prod(func.grid)",
+        ("tests/lower/llvm/plan/test_sums_of_parts.py",),
+    ),
+    Mutant(
+        "sums: programs that add to the same elements share a copy",
+        "tilekern/ir/analysis/sum_axes.py",
         "        if stride < reach:\n            return False\n",
         "",
-        _TRITON,
+        ("tests/ir/analysis/test_sum_axes.py",),
     ),
     Mutant(
         "mosaic: lanes behind the end are read",

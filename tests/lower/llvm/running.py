@@ -118,7 +118,7 @@ def run(
     outputs = [x.copy() for _, x in behind]
     for share, parts in zip(shares, outputs[len(func.outputs) :], strict=False):
         at = func.outputs.index(share.ref)
-        outputs[at] = (outputs[at].astype(share.dtype) + parts.sum(0, dtype=share.dtype)).astype(outputs[at].dtype)
+        outputs[at] = sum(parts, outputs[at].astype(share.dtype)).astype(outputs[at].dtype)
     return outputs[: len(func.outputs)]
 
 

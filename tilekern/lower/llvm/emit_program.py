@@ -11,14 +11,13 @@ from typing import Any
 from tilekern.debug_options import debug_options
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, round_up
+from tilekern.ir.core import Axis, Block, Func, Op, Value, round_up
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
-from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Index, is_virtual
 from tilekern.lower.llvm.element_types import register_type
 from tilekern.lower.llvm.emit import atomics, data_movement, debug_ops, loop_nests, reductions, sorts
@@ -33,7 +32,9 @@ from tilekern.lower.llvm.plan.steps import BufferCopies, Expressions, LoopNest, 
 from tilekern.lower.llvm.plan.task_partition import (
     ALIGNMENT,
     PrivateCopy,
+    Runs,
     TaskPartition,
+    axis_groups,
     is_float_sum,
     partition_tasks,
 )
@@ -63,22 +64,18 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     the number of an assertion that failed if there are assertions.
     """
     module = Module(machine)
-    partition, programs = partition_tasks(func), prod(func.grid)
-    body = _ProgramEmitter(func, planned, partition)
-    per_part = cdiv(programs, max(min(programs, partition.max_parts or calibration.MAX_TASKS), 1))
-    parts = cdiv(programs, max(per_part, 1))
+    partition = partition_tasks(func)
+    body, runs = _ProgramEmitter(func, planned, partition), partition.runs
     parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
 
     def task(code: Code, addresses: Reg, number: Reg, scratch: Reg) -> None:
-        part = code.binary("udiv", number, partition.slices) if partition.slices > 1 else number
-        begin = code.binary("mul nsw", part, per_part)
-        end = code.intrinsic("llvm.smin", code.binary("add nsw", begin, per_part), programs)
+        begin, end = _run(code, runs, code.binary("udiv", number, partition.slices) if partition.slices > 1 else number)
 
         def run(n: Reg) -> None:
             code.call(_PROGRAM, VOID, addresses, n, number, scratch)
 
         with body.private_copies(code, addresses, scratch):
-            if per_part == 1:
+            if runs.length == 1:
                 run(begin)
             else:
                 code.loop(begin, end, 1, run)
@@ -92,7 +89,7 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     zeroed += range(len(outputs), len(outputs) + len(partition.partial_sums) + bool(checks))
     scratch = _private_begin(planned) + partition.private_bytes if partition.private else planned.scratch
     prints = any(isinstance(op, Print) for op in func.walk())
-    return Program(visible(func.name), module, parts * partition.slices, scratch, tuple(zeroed), checks, prints)
+    return Program(visible(func.name), module, runs.count * partition.slices, scratch, tuple(zeroed), checks, prints)
 
 
 def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int, Any]:
@@ -149,14 +146,15 @@ class _ProgramEmitter:
     ) -> None:
         """Set the memory that a task updates for each array."""
         slices, first = self._partition.slices, len(self._func.inputs) + len(self._func.outputs)
-        part, column = (code.binary(name, task, slices) for name in ("udiv", "urem")) if slices > 1 else (task, None)
+        number, column = (code.binary(name, task, slices) for name in ("udiv", "urem")) if slices > 1 else (task, None)
+        copy = _copy(code, self._partition, number)
         self._update_targets = {
             ref: UpdateTarget(arrays[ref], ref.ref.dtype, slices, column) for ref in self._partition.in_place
         }
         for n, sums in enumerate(self._partition.partial_sums):
             base = self._array(code, addresses, first + n)
             size = prod(sums.ref.ref.shape) * sums.dtype.itemsize
-            base = code.gep(base, code.binary("mul nsw", part, size))
+            base = code.gep(base, code.binary("mul nsw", copy, size)) if copy is not None else base
             self._update_targets[sums.ref] = UpdateTarget(base, sums.dtype, slices, column)
         if self.checks:
             self._failed = self._array(code, addresses, first + len(self._partition.partial_sums))
@@ -182,7 +180,7 @@ class _ProgramEmitter:
             code.fill(scratch, _POISON, self._plan.scratch)
         self._code = code
         self._e = Elements(code, func, arrays, scratch)
-        for arg, index in zip(func.body.args, _decode(code, func.axes, number), strict=True):
+        for arg, index in zip(func.body.args, _decode(code, self._partition.axes, number), strict=True):
             self._e.registers[arg] = code.cast("trunc", index, "i32")
         self._block(func.body)
         code.ret()
@@ -373,6 +371,29 @@ def _number(x: Reg) -> Reg | int:
 # --- the grid --------------------------------------------------------------------------------------------------------
 
 
+def _run(code: Code, runs: Runs, number: Reg) -> tuple[Reg, Reg]:
+    """The number of the first program of a run, and that behind its last."""
+    if runs.groups == 1:
+        begin = code.binary("mul nsw", number, runs.length)
+        return begin, code.intrinsic("llvm.smin", code.binary("add nsw", begin, runs.length), runs.group)
+    first = code.binary("mul nsw", code.binary("udiv", number, runs.in_group), runs.group)
+    within = code.binary("mul nsw", code.binary("urem", number, runs.in_group), runs.length)
+    end = code.intrinsic("llvm.smin", code.binary("add nsw", within, runs.length), runs.group)
+    return code.binary("add nsw", first, within), code.binary("add nsw", first, end)
+
+
+def _copy(code: Code, partition: TaskPartition, run: Reg) -> Reg | None:
+    """The number of the partial sum of a run; None if there is one."""
+    total: Reg | None = None
+    for digit in partition.copy_digits:
+        part = code.binary("udiv", run, digit.div) if digit.div > 1 else run
+        if digit.div * digit.mod < partition.runs.count:
+            part = code.binary("urem", part, digit.mod)
+        part = code.binary("mul nsw", part, digit.stride) if digit.stride > 1 else part
+        total = part if total is None else code.binary("add nsw", total, part)
+    return total
+
+
 def _decode(code: Code, axes: tuple[Axis, ...], number: Reg) -> list[Reg]:
     """The tile index along each axis of program `number`, i64.
 
@@ -380,20 +401,15 @@ def _decode(code: Code, axes: tuple[Axis, ...], number: Reg) -> list[Reg]:
     the next axis advances, so that programs that run at about the same time load the same tiles.
     """
     indices: dict[int, Reg] = {}
-    undecoded, at = number, len(axes) - 1
-    while at >= 0:
-        axis = axes[at]
-        before = axes[at - 1] if at else None
-        if before is not None and before.group > 0:
-            count = before.tiles * axis.tiles
-            within = code.binary("urem", undecoded, max(count, 1))
-            indices[at - 1], indices[at] = _grouped(code, before, axis, within)
-            at -= 2
+    undecoded = number
+    for numbers in reversed(axis_groups(axes)):
+        count, last = max(prod(axes[n].tiles for n in numbers), 1), numbers[-1]
+        within = code.binary("urem", undecoded, count)
+        if len(numbers) == 2:
+            indices[last - 1], indices[last] = _grouped(code, axes[last - 1], axes[last], within)
         else:
-            count = axis.tiles
-            indices[at] = _turned(code, axis, code.binary("urem", undecoded, max(count, 1)))
-            at -= 1
-        undecoded = code.binary("udiv", undecoded, max(count, 1))
+            indices[last] = _turned(code, axes[last], within)
+        undecoded = code.binary("udiv", undecoded, count)
     return [indices[n] for n in range(len(axes))]
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
@@ -72,7 +71,8 @@ class LlvmLowering:
         results = call(self.program, types, aliases, *inputs)
         outputs = dict(zip(func.outputs, results, strict=False))
         for share, parts in zip(shares, results[len(outputs) :], strict=True):
-            total = outputs[share.ref].astype(share.dtype) + jnp.sum(parts, axis=0)
+            # One by one: the order in which XLA adds up a dim depends on the other dims.
+            total = sum((parts[n] for n in range(share.count)), outputs[share.ref].astype(share.dtype))
             outputs[share.ref] = total.astype(share.ref.ref.dtype)
         return list(outputs.values())
 

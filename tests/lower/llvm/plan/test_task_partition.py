@@ -15,7 +15,7 @@ from tests.lower.llvm.running import Canaries, run
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.llvm.plan.task_partition import TaskPartition, partition_tasks
+from tilekern.lower.llvm.plan.task_partition import Runs, TaskPartition, partition_tasks
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
@@ -83,7 +83,7 @@ def test_integers_are_updated_in_private_copies(dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 100, 700).astype(dtype)
     for kind in KINDS if dtype == "int32" else ("add", "max"):
         partition = check(func_of(scattered, places(37, 700), x, count=37, kind=kind), places(37, 700), x)
-        assert [copy.ref.name for copy in partition.private] == ["out"] and partition.max_parts == 22 * 32 // 37
+        assert [copy.ref.name for copy in partition.private] == ["out"] and partition.runs == Runs(1, 22, 2)
 
 
 def test_integers_of_64_bits() -> None:
@@ -116,9 +116,8 @@ def test_columns_are_cut_where_partial_sums_do_not_pay(shape: tuple[int, int], c
     x = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
     ids = places(count, shape[0])
     partition = check(func_of(rows, ids, x, count=count), ids, x)
-    assert (partition.max_parts, partition.slices, partition.partial_sums) == (1, slices, ()) and len(
-        partition.in_place
-    ) == 1
+    assert (partition.runs.count, partition.slices, partition.partial_sums) == (1, slices, ())
+    assert len(partition.in_place) == 1
     narrow = check(func_of(rows, ids, x.astype(jnp.bfloat16), count=count), ids, x.astype(jnp.bfloat16))
     assert narrow.slices == slices and [s.count for s in narrow.partial_sums] == [1]
 
@@ -141,7 +140,7 @@ def test_addends_of_slices_are_prefetched() -> None:
 def test_many_updates_of_few_floats_have_partial_sums() -> None:
     x, ids = np.ones((4096, 32), np.float32), places(3, 4096)
     partition = check(func_of(rows, ids, x, count=3), ids, x)
-    assert (partition.max_parts, partition.slices) == (16, 1) and [s.count for s in partition.partial_sums] == [16]
+    assert (partition.runs.count, partition.slices) == (16, 1) and [s.count for s in partition.partial_sums] == [16]
 
 
 def test_private_copies_are_for_arrays_that_one_kind_of_update_touches_often() -> None:
@@ -175,4 +174,4 @@ def test_columns_are_not_cut_where_a_program_does_more_than_add() -> None:
 
     x = np.ones((40, 128), np.float32)
     partition = check(func_of(also_stores, x), x)
-    assert (partition.max_parts, partition.slices) == (1, 1)
+    assert partition.slices == 1

@@ -1,4 +1,4 @@
-"""Partial sums: two programs of one partial sum never touch the same element."""
+"""Partial sums: those that are stored, and those that are zeroed before."""
 
 from __future__ import annotations
 
@@ -9,75 +9,15 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.ir.funcs import Source, ref
+from tests.ir.analysis.random_sums import sums, touched
 from tests.lower.triton.running import program_of
-from tilekern.ir.core import Axis, Func, Value, index_value
-from tilekern.ir.memory import Access, Atomic, Dim, Position, Term
+from tilekern.ir.core import Func
+from tilekern.ir.memory import Atomic
 from tilekern.ir.parse import parse
 from tilekern.ir.types import F32
-from tilekern.lower.triton.plan.partial_sums import PartialSums, partial_sum_axes, plan_partial_sums
+from tilekern.lower.triton.plan.partial_sums import PartialSums, plan_partial_sums
 from tilekern.lower.triton.program import Result
-
-
-@st.composite
-def dims(draw: Any, operands: int) -> Dim:
-    """A block or an index at a sum of digits of the grid's indices."""
-    used = draw(st.lists(st.integers(0, operands - 1), max_size=2))
-    strides = st.sampled_from([-4, -2, -1, 0, 1, 1, 2, 3, 4, 8])
-    terms = tuple(
-        Term(n, draw(strides), draw(st.sampled_from([1, 1, 1, 2])), draw(st.sampled_from([0, 0, 0, 2]))) for n in used
-    )
-    kind = draw(st.sampled_from(["block", "index"]))
-    size = draw(st.sampled_from([1, 2, 4])) if kind == "block" else 1
-    return Dim(kind, Position(terms, draw(st.integers(-2, 2))), size)
-
-
-@st.composite
-def sums(draw: Any) -> Func:
-    """A Func with one or two updates of a sum."""
-    axes = tuple(Axis(name, draw(st.integers(1, 4))) for name in "ij"[: draw(st.integers(1, 2))])
-    rank = draw(st.integers(1, 2))
-    total = ref("total", (16,) * rank, "sum")
-    indices = tuple(index_value(a.name) for a in axes)
-    b = Source()
-
-    def body(*_: Value) -> tuple[Value, ...]:
-        for _ in range(draw(st.integers(1, 2))):
-            found = tuple(draw(dims(len(axes))) for _ in range(rank))
-            arity = 1 + max((t.operand for d in found for t in d.position.terms), default=-1)
-            access = Access(found)
-            value = b.const(1, access.shape, F32)
-            b.add(Atomic(operands=(total, value, *indices[:arity]), access=access, kind="add"))
-        return ()
-
-    return Func("f", (total,), axes, b.block(indices, body))
-
-
-def touched(op: Atomic, numbers: dict[Value, int], shape: tuple[int, ...]) -> set[tuple[int, ...]]:
-    lanes: list[range] = []
-    for dim in op.access.dims:
-        start = dim.position.const + sum(
-            t.stride * t.digit(numbers[op.positions[t.operand]]) for t in dim.position.terms
-        )
-        lanes.append(range(start, start + dim.size))
-    return {at for at in product(*lanes) if all(0 <= i < n for i, n in zip(at, shape, strict=True))}
-
-
-@given(func=sums())
-def test_two_programs_of_one_partial_sum_never_touch_the_same_element(func: Func) -> None:
-    """Each would overwrite what the other has added."""
-    (total,) = func.outputs
-    shared = partial_sum_axes(func, total)
-    owners: dict[tuple[Any, ...], tuple[int, ...]] = {}
-    for program in product(*(range(a.tiles) for a in func.axes)):
-        partial = tuple(program[n] for n in shared)
-        numbers = dict(zip(func.body.args, program, strict=True))
-        for op in func.walk():
-            if isinstance(op, Atomic):
-                for at in touched(op, numbers, total.ref.shape):
-                    assert owners.setdefault((*partial, *at), program) == program, f"{shared}\n{func}"
 
 
 @given(func=sums())
@@ -142,7 +82,7 @@ func @f(%x: ref<f32[96], in>, %o: ref<f32[96, 5], sum>) {
   %0 = load %x[8*%i +: 8!] : f32[8]
   atomic %0 to %o[8*%i +: 8!, %j!] {kind="add"}
 }""")
-    assert partial_sum_axes(func, func.outputs[0]) == (2,)
+    assert plan_partial_sums(func, func.outputs[0]).axes == (2,)
     (result,) = program_of(func).results
     assert result == Result((3, 96, 5), F32, F32, partial_sums=True)
 
@@ -156,7 +96,7 @@ func @f(%x: ref<f32[96], in>, %o: ref<f32[96], sum>) {
   atomic %0 to %o[8*%i +: 8!] {kind="add"}
   atomic %0 to %o[8*%i + 8 +: 8] {kind="add"}
 }""")
-    assert partial_sum_axes(func, func.outputs[0]) == (0,)
+    assert plan_partial_sums(func, func.outputs[0]).axes == (0,)
 
 
 def test_neighbours_whose_tiles_overlap_have_partial_sums_of_their_own() -> None:
@@ -167,4 +107,4 @@ func @f(%x: ref<f32[8], in>, %o: ref<f32[96], sum>) {
   %0 = load %x[0 +: 8!] : f32[8]
   atomic %0 to %o[4*%i +: 8!] {kind="add"}
 }""")
-    assert partial_sum_axes(func, func.outputs[0]) == (0,)
+    assert plan_partial_sums(func, func.outputs[0]).axes == (0,)

@@ -1,8 +1,10 @@
 """Partition of the grid into tasks, and the copies of arrays that tasks update.
 
-Sums of floats depend on the order of the additions. *Partial sums* are copies of the array: each belongs to a
-contiguous part of the programs, which add to it in order. XLA adds the partial sums up after the call. If there is one
-part, its programs add to the array itself, unless the sums need a wider dtype.
+Sums of floats depend on the order of the additions. *Partial sums* are copies of the array: each belongs to a range of
+the tiles along *axes of sums*, on which programs add to the same elements. Programs add to their copy in order, and XLA
+adds the copies up after the call. If there is one copy, programs add to the array itself, unless the sums need a wider
+dtype. Along all other axes programs touch different elements, so they share copies, and no choice depends on how many
+such programs there are: a device that has a part of these axes adds up in the same order.
 
 Updates of integers give the same result in any order. A *private copy* lies in the scratch memory of a thread. At its
 end, a task merges the copy with the array, one task at a time. If elements are updated often, this is cheaper than
@@ -14,20 +16,54 @@ columns are never added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
-from tilekern.ir.compute import Dot
+from tilekern.ir.analysis.sites import writes
+from tilekern.ir.analysis.sum_axes import sum_axes
+from tilekern.ir.compute import Constant, Dot, Select
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Block, Func, Op, Value, round_up
-from tilekern.ir.memory import Atomic, AtomicKind, MemoryOp
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, round_up
+from tilekern.ir.memory import Atomic, AtomicKind, MemoryOp, WriteOp
+from tilekern.ir.shape import Broadcast
 from tilekern.ir.types import DType, TileType, accumulator, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import is_virtual
 
 ALIGNMENT = 64
 """Alignment of private copies, in bytes."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of consecutive programs: `groups` groups of `group` programs, each cut into runs of `length`.
+
+    The last run of a group may be shorter.
+    """
+
+    groups: int
+    group: int
+    length: int
+
+    @property
+    def in_group(self) -> int:
+        """Runs of a group."""
+        return cdiv(self.group, max(self.length, 1))
+
+    @property
+    def count(self) -> int:
+        """All runs."""
+        return self.groups * self.in_group
+
+
+class RunDigit(NamedTuple):
+    """`stride` times a digit of the number n of a run: `n // div % mod`."""
+
+    div: int
+    mod: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -69,15 +105,19 @@ class TaskPartition:
     """The division of the programs of a Func into tasks.
 
     Attributes:
-      max_parts: the most parts that the programs are divided into; None without a limit.
-      slices: the tasks of a part; each processes a slice of the columns.
-      partial_sums: the partial sums of each array that has some, one for each part.
-      in_place: the arrays of floats that the programs of the only part add to.
+      axes: the axes of the grid, in the order in which programs are numbered.
+      runs: the programs of each task.
+      slices: the tasks of a run; each processes a slice of the columns.
+      copy_digits: digits of the number of a run, whose sum is the number of its partial sum.
+      partial_sums: the partial sums of each array that has some.
+      in_place: the arrays of floats that programs add to themselves.
       private: the private copies.
     """
 
-    max_parts: int | None = None
+    axes: tuple[Axis, ...]
+    runs: Runs
     slices: int = 1
+    copy_digits: tuple[RunDigit, ...] = ()
     partial_sums: tuple[PartialSums, ...] = ()
     in_place: tuple[Value, ...] = ()
     private: tuple[PrivateCopy, ...] = ()
@@ -95,28 +135,142 @@ def is_float_sum(op: Atomic) -> bool:
 
 def partition_tasks(func: Func) -> TaskPartition:
     """The tasks of a Func, and the copies of arrays that they update."""
-    programs, ops = prod(func.grid), list(_ops_with_counts(func.body, 1))
+    ops = list(_ops_with_counts(func.body, 1))
     refs = dict.fromkeys(op.ref for op, _ in ops if isinstance(op, Atomic) and is_float_sum(op))
     private = _private_copies(func, ops)
     if not refs:
         updates = [_updates_per_element(copy.ref, func, ops) for copy in private]
-        return TaskPartition(min(calibration.MAX_PRIVATE_TASKS, *updates) if private else None, private=private)
+        most_tasks = min(calibration.MAX_PRIVATE_TASKS, *updates) if private else calibration.MAX_TASKS
+        return TaskPartition(func.axes, _even_runs(prod(func.grid), most_tasks), private=private)
+    summed = {n for ref in refs for n in sum_axes(func, ref)}
     wide = {ref: accumulator(ref.ref.dtype) for ref in refs}
-    nbytes = sum(prod(ref.ref.shape) * wide[ref].itemsize for ref in refs)
-    elements = sum(prod(ref.ref.shape) for ref in refs)
-    work = programs * sum(_work(op) * times for op, times in ops)
-    affordable = calibration.MAX_PARTIAL_SUM_BYTES // max(nbytes, 1)
-    worthwhile = work // max(calibration.MIN_WORK_PER_PARTIAL_SUM * elements, 1)
-    count = max(1, min(calibration.MAX_PARTIAL_SUMS, programs, affordable, worthwhile))
-    slices = _column_slices(func, calibration.MAX_PARTIAL_SUMS // count)
+    axes = _ungrouped(func.axes, summed)
+    runs, digits, count = _sum_runs(axes, summed, _most_partial_sums(func, summed, wide))
+    if runs.count > calibration.MAX_PRIVATE_TASKS:
+        private = ()
+    slices = _column_slices(func, calibration.MAX_PARTIAL_SUMS // max(runs.count, 1))
     if count == 1 and all(ref.ref.dtype == dtype for ref, dtype in wide.items()):
-        return TaskPartition(1, slices, in_place=tuple(refs), private=private)
-    return TaskPartition(count, slices, tuple(PartialSums(ref, count, wide[ref]) for ref in refs), private=private)
+        return TaskPartition(axes, runs, slices, in_place=tuple(refs), private=private)
+    return TaskPartition(
+        axes, runs, slices, digits, tuple(PartialSums(ref, count, wide[ref]) for ref in refs), private=private
+    )
 
 
 def partial_sums_of(func: Func) -> tuple[PartialSums, ...]:
     """The partial sums of a Func."""
     return partition_tasks(func).partial_sums
+
+
+def axis_groups(axes: Sequence[Axis]) -> list[tuple[int, ...]]:
+    """The numbers of the axes of the grid, in order; the tiles of two axes of a group take turns."""
+    groups, at = list[tuple[int, ...]](), len(axes) - 1
+    while at >= 0:
+        groups.append((at - 1, at) if at and axes[at - 1].group else (at,))
+        at -= len(groups[-1])
+    return groups[::-1]
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def _even_runs(programs: int, most: int) -> Runs:
+    """All programs in at most so many runs."""
+    return Runs(1, programs, max(cdiv(programs, max(min(programs, most), 1)), 1))
+
+
+def _ungrouped(axes: tuple[Axis, ...], summed: Collection[int]) -> tuple[Axis, ...]:
+    """The axes; no axis of sums is in a group with another axis, for then tiles of both take turns."""
+    mixed = {pair[0] for pair in axis_groups(axes) if len({n in summed for n in pair}) == 2}
+    return tuple(replace(axis, group=0) if n in mixed else axis for n, axis in enumerate(axes))
+
+
+def _sum_runs(axes: tuple[Axis, ...], summed: Collection[int], most: int) -> tuple[Runs, tuple[RunDigit, ...], int]:
+    """The runs of programs that add up, the digits of a run's number that tell its partial sum, and how many there are.
+
+    Axes of sums that follow each other count as one axis, and so do other axes. Each index of the first axes has runs
+    of its own, as long as axes of sums have no more than `most` indices together. The next axis of sums is cut into
+    ranges, which depend on the tiles of axes of sums alone.
+    """
+    lengths: list[tuple[int, bool]] = []
+    for numbers in axis_groups(axes):
+        tiles = prod(axes[n].tiles for n in numbers)
+        is_sum = numbers[0] in summed and tiles > 1  # a single tile separates: the whole may have several, of no sum
+        if lengths and lengths[-1][1] == is_sum:
+            lengths[-1] = lengths[-1][0] * tiles, is_sum
+        else:
+            lengths.append((tiles, is_sum))
+    last = max((n for n, (_, is_sum) in enumerate(lengths) if is_sum), default=-1)
+    cut, indices = 0, 1
+    while cut <= last and (not lengths[cut][1] or indices * lengths[cut][0] <= most):
+        indices *= lengths[cut][0] if lengths[cut][1] else 1
+        cut += 1
+    groups, group = (prod(tiles for tiles, _ in part) for part in (lengths[:cut], lengths[cut:]))
+    if cut <= last:
+        tiles = lengths[cut][0]
+        runs = Runs(groups, group, group // tiles * cdiv(tiles, most // indices))
+    else:
+        runs = replace(_even_runs(group, max(calibration.MAX_TASKS // max(groups, 1), 1)), groups=groups)
+    digits, stride, below = list[RunDigit](), 1, 1
+    for tiles, is_sum in reversed([*lengths[:cut], (runs.in_group, cut <= last)]):
+        if is_sum and tiles > 1:
+            digits.append(RunDigit(below, tiles, stride))
+            stride *= tiles
+        below *= tiles
+    if not digits and runs.in_group == 1:
+        runs = Runs(1, groups * group, group * cdiv(groups, calibration.MAX_TASKS))
+    return runs, tuple(digits), stride
+
+
+def _most_partial_sums(func: Func, summed: Collection[int], wide: Mapping[Value, DType]) -> int:
+    """The most partial sums that pay, and that memory allows.
+
+    Args:
+      func: a legal Func.
+      summed: the numbers of the axes of sums.
+      wide: the dtype of the sums of each array.
+    """
+    own = {index for n, index in enumerate(func.body.args) if n not in summed}
+    elements: dict[Block, dict[Value, int]] = {}
+    runs: dict[Block, int] = {}
+    for site in writes(func):
+        if site.op.ref in wide:
+            folds = [op for op, _ in site.path if isinstance(op, Fold)]
+            followed = [fold for fold in folds if fold.body.args[0] in site.used]
+            scope = followed[-1].body if followed else func.body
+            indices = own | {fold.body.args[0] for fold in followed}
+            elements.setdefault(scope, {})[site.op.ref] = _elements(site.op, indices)
+            around = folds[: folds.index(followed[-1])] if followed else []
+            runs[scope] = prod(fold.axis.tiles for fold in around if fold not in followed)
+    programs = prod(func.grid[n] for n in summed)
+    worthwhile = min(
+        programs
+        * runs[scope]
+        * _float_work(scope)
+        // max(calibration.MIN_WORK_PER_PARTIAL_SUM * sum(sizes.values()), 1)
+        for scope, sizes in elements.items()
+    )
+    nbytes = sum(prod(ref.ref.shape) * dtype.itemsize for ref, dtype in wide.items())
+    affordable = calibration.MAX_PARTIAL_SUM_BYTES // max(nbytes, 1)
+    return max(1, min(calibration.MAX_PARTIAL_SUMS, affordable, worthwhile))
+
+
+def _float_work(block: Block) -> int:
+    """Elements of floats that a block computes. What masks need is left out, for only ragged tiles have them."""
+    return sum(_work(op) * times for op, times in _ops_with_counts(block, 1) if _computes_floats(op))
+
+
+def _computes_floats(op: Op) -> bool:
+    if isinstance(op, (Select, Constant, Broadcast)):
+        return False
+    values = op.results or op.operands
+    return any(isinstance(v.type, TileType) and kind_of(v.tile.dtype) == "float" for v in values)
+
+
+def _elements(op: WriteOp, own: Set[Value]) -> int:
+    """Elements of an array that programs update whose indices `own` are equal."""
+    followed = [{op.positions[t.operand] for t in dim.position.terms} <= own for dim in op.access.dims]
+    sizes = zip(op.access.dims, op.extents, followed, strict=True)
+    return prod(dim.size if follows and dim.kind in ("block", "index") else extent for dim, extent, follows in sizes)
 
 
 # --- private copies --------------------------------------------------------------------------------------------------
