@@ -199,3 +199,47 @@ def test_fuzz_runs_and_resumes(tmp_path: Path, capsys: Any, monkeypatch: Any) ->
     assert run(*options, "--resume") == OK
     assert sum(json.loads(capsys.readouterr().out)["programs"].values()) > sum(first.values())
     assert worker.State.load(tmp_path / "state.json").current is None
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_what_lines_became(user_module: str, capsys: Any) -> None:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    call = ("explain", f"{user_module}:double", "--shapes", "f32[100]", "--target", "cpu:llvm", "--budget", "0")
+    assert run(*call) == OK
+    text = capsys.readouterr().out
+    assert "double on cpu:llvm" in text and "out[i] = x[i] * 2" in text and "scratch" in text
+    assert run(*call, "--json") == OK
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["kernel"] == "double" and record["settings"] == {"block": 8} and record["estimate"]["seconds"] > 0
+
+
+def test_a_kernel_that_all_targets_refuse_is_bad_input(user_module: str, capsys: Any) -> None:
+    assert run("explain", f"{user_module}:double", "--shapes", "f32[100]", "--target", "cpu:xla") == BAD_INPUT
+    assert "refused: EstimateError: there is no model of programs of the portable backend" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--target": "cuda:sm_1"}, "there is no such target"),
+        ({"--target": ","}, "there is nothing to explain"),
+        ({"--budget": "-1"}, "there is nothing to explain"),
+        ({"--budget": "nan"}, "there is nothing to explain"),
+        ({"--shapes": "f32[100"}, "these are no types of arrays"),
+        ({"--extent": "x"}, "this is no static argument"),
+        ({"--extent": "x=many"}, "this is no extent"),
+        ({"--extent": "y=3"}, "double has no input of this name"),
+    ],
+)
+def test_explain_refuses_bad_input(changes: dict[str, str], message: str, user_module: str, capsys: Any) -> None:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    options = {"--shapes": "f32[100]", "--target": "cpu:llvm", "--budget": "0"} | changes
+    assert run("explain", f"{user_module}:double", *(word for pair in options.items() for word in pair)) == BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+def test_a_function_without_a_kernel_is_refused(user_module: str, capsys: Any) -> None:
+    assert run("explain", f"{user_module}:twice", "--shapes", "f32[100]", "--target", "cpu:xla") == BAD_INPUT
+    assert "calls no kernel" in capsys.readouterr().err

@@ -52,14 +52,8 @@ def run(options: argparse.Namespace) -> int:
     view = options.what or ("text" if options.target else "ir")
     with jax.enable_x64(arguments.has_64_bits(types)):
         call = partial(kernel, **arguments.statics(options.static))
-        kernels = _traced(call, types, resolve(options.target) if options.target else DEFAULT)
-        if not kernels:
-            raise ArgumentError(
-                f"{options.function} calls no kernel",
-                expected="a kernel, an op, or a function that calls some",
-                got=repr(kernel),
-                fix="name the function that calls the kernel",
-            )
+        target = resolve(options.target) if options.target else DEFAULT
+        kernels = traced_kernels(call, options.function, types, target)
         shown = "\n\n".join(_shown(k, view, options.target or "cpu", options.language) for k in kernels)
     if options.json:
         print(json.dumps({"function": options.function, "target": options.target, "what": view, "text": shown}))  # noqa: T201
@@ -68,9 +62,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _traced(function: Callable[..., Any], types: Sequence[Any], target: Target) -> list[Traced]:
-    """The kernels that a function calls on a target, in order."""
+def traced_kernels(function: Callable[..., Any], name: str, types: Sequence[Any], target: Target) -> list[Traced]:
+    """The kernels that a function calls on a target, in order.
+
+    Raises:
+      ArgumentError: it calls none.
+    """
     kernels = called(jax.make_jaxpr(function)(*types), target)
+    if not kernels:
+        raise ArgumentError(
+            f"{name} calls no kernel",
+            expected="a kernel, an op, or a function that calls some",
+            got=f"a function that calls none for these arrays on {target.name}",
+            fix="name the function that calls the kernel",
+        )
     return [Traced(kernel, of_flat_arrays(kernel, own_target), own_target) for kernel, own_target in kernels]
 
 

@@ -8,7 +8,7 @@ from tilekern.errors import EstimateError
 from tilekern.estimate import on_cpu, on_gpu, on_tpu
 from tilekern.estimate.data_loops import check_given, given_values
 from tilekern.estimate.result import Estimate
-from tilekern.ir.core import Array
+from tilekern.ir.core import Array, Value
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
@@ -29,15 +29,15 @@ def estimate(lowering: Lowering, known: Sequence[Array | None], extents: Mapping
         of the target, or it cannot follow the program.
     """
     if not isinstance(lowering, TritonLowering | MosaicLowering | LlvmLowering):
-        raise EstimateError(
-            "there is no model of programs of the portable backend",
-            expected='"cpu:llvm", "tpu:…" or one of ' + ", ".join(map(repr, on_gpu.GPUS)),
-            got='target = "cpu:xla"',
-            fix="lower for one of these targets",
-        )
+        raise no_model()
     func = lowering.func
     values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
     check_given(func, values)
+    return of_values(lowering, values)
+
+
+def of_values(lowering: TritonLowering | MosaicLowering | LlvmLowering, values: Mapping[Value, Array]) -> Estimate:
+    """The estimate of a program, with the arrays whose values are known by their param."""
     match lowering:
         case TritonLowering():
             return on_gpu.estimate(lowering, values)
@@ -45,3 +45,13 @@ def estimate(lowering: Lowering, known: Sequence[Array | None], extents: Mapping
             return on_tpu.estimate(lowering, values)
         case LlvmLowering():
             return on_cpu.estimate(lowering, values)
+
+
+def no_model() -> EstimateError:
+    """The error for programs of the portable backend."""
+    return EstimateError(
+        "there is no model of programs of the portable backend",
+        expected='"cpu:llvm", "tpu:…" or one of ' + ", ".join(map(repr, on_gpu.GPUS)),
+        got='target = "cpu:xla"',
+        fix="lower for one of these targets",
+    )

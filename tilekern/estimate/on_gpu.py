@@ -9,7 +9,7 @@ from math import prod
 from tilekern.errors import EstimateError
 from tilekern.estimate.data_loops import data_loops
 from tilekern.estimate.gpu import Launch, LaunchEstimate
-from tilekern.estimate.gpu import estimate as of_machine_code
+from tilekern.estimate.gpu import estimate as of_launch
 from tilekern.estimate.gpu.rates import GPUS as RATES
 from tilekern.estimate.gpu.rates import Gpu
 from tilekern.estimate.result import Estimate
@@ -69,20 +69,31 @@ def estimate(lowering: TritonLowering, values: Mapping[Value, Array]) -> Estimat
     Raises:
       EstimateError: the model knows no GPU of the target, or cannot follow the machine code.
     """
-    launch_of(lowering, Resources(threads=32, occupancy=1.0))  # refuses the target before the compiler runs
+    check_model(lowering)
     compiled = lowering.compile()
-    resources = compiled.resources
+    return of_machine_code(lowering, values, compiled.resources, compiled.asm["sass"])[0]
+
+
+def check_model(lowering: TritonLowering) -> None:
+    """Refuse a target without a model, before the compiler runs."""
+    launch_of(lowering, Resources(threads=32, occupancy=1.0))
+
+
+def of_machine_code(
+    lowering: TritonLowering, values: Mapping[Value, Array], resources: Resources, sass: str
+) -> tuple[Estimate, LaunchEstimate]:
+    """The estimate of a program by its machine code as text, and the forecast of its launch, see `estimate`."""
     launch = launch_of(lowering, resources)
     constants, memory = _arguments(lowering.program, [values.get(p) for p in lowering.func.inputs], RATES[launch.gpu])
     launch = replace(launch, constants=constants, memory=memory)
-    forecast = _followed(lowering, compiled.asm["sass"], launch)
-    return _estimate(lowering, launch, forecast, resources, work_of(lowering.func, values))
+    forecast = _followed(lowering, sass, launch)
+    return _estimate(lowering, launch, forecast, resources, work_of(lowering.func, values)), forecast
 
 
 def _followed(lowering: TritonLowering, sass: str, launch: Launch) -> LaunchEstimate:
     name = lowering.program.name
     try:
-        forecast = of_machine_code(sass, launch)
+        forecast = of_launch(sass, launch)
     except ValueError as error:
         raise EstimateError(
             f"the cycle model cannot follow the machine code of {name}",

@@ -112,6 +112,15 @@ class KernelFamily(TileFamily):
         chosen = self.declared.blocks_for(target)
         return {name: int(chosen[name]) for name in LAUNCH if name in chosen}
 
+    def settings(self, target: Target) -> Mapping[str, int]:
+        chosen = self.declared.blocks_for(target)
+        return {name: size for name, size in chosen.items() if type(size) is int}
+
+    def varied(self, settings: Mapping[str, int]) -> KernelFamily:
+        call = self.declared
+        blocks = {**call.blocks, **settings}
+        return KernelFamily(call.definition, call.arguments, call.statics, blocks, call.asked)
+
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
         captured = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.captured]

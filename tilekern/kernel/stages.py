@@ -28,6 +28,7 @@ from tilekern.primitive import call
 
 if TYPE_CHECKING:
     from tilekern.estimate import Estimate
+    from tilekern.estimate.explain import Explanation
 
 
 class Traced:
@@ -195,7 +196,7 @@ class Lowered:
         _check_closed(interface)
         self.target, self._interface = target.name, interface
         served, self._lowered = family.lowered_or_portable(target) if target.falls_back else family.served(target)
-        self._member = family.member(served)
+        self._family, self._served, self._member = family, served, family.member(served)
         self.ir: Func = self._member.func
         self.text: str = self._lowered.text
 
@@ -247,9 +248,33 @@ class Lowered:
         """
         from tilekern.estimate import estimate
 
+        return estimate(self._lowered, self._values(), extents)
+
+    @checked
+    def explain(self, budget: float = 10.0, **extents: Any) -> Explanation:
+        """What the target made of each line of the kernel, its part of the work, the memory, and changes that help.
+
+        It prints as text; notebooks show a page. Half and double of each block and launch option are compiled and
+        estimated, one after the other.
+
+        Args:
+          budget: seconds for these trials; a trial that has begun is finished. 0 for none.
+          extents: as for `estimate`. Where they are missing, the explanation has no estimate.
+
+        Raises:
+          tilekern.errors.EstimateError: the target is "cpu:xla".
+          tilekern.errors.ArgumentError: the kernel has no such input, or the values do not fit it.
+        """
+        from tilekern.estimate.explain import Variants, explain
+
+        settings = self._family.settings(self._served)
+        variants = Variants(settings, lambda changes: self._family.varied(changes).lowered(self._served))
+        return explain(self._lowered, self._values(), extents, variants if settings else None, budget)
+
+    def _values(self) -> list[Any]:
+        """For each input of the program the array if the body closes over it, else None."""
         leaves = jax.tree.leaves(self._interface.arguments)
-        arrays = self._member.inputs([*(None for _ in leaves), *map(np.asarray, self._interface.captured)])
-        return estimate(self._lowered, arrays, extents)
+        return self._member.inputs([*(None for _ in leaves), *map(np.asarray, self._interface.captured)])
 
 
 class Compiled:

@@ -62,6 +62,14 @@ class TileFamily(Family):
         """The launch options on a target that the schedule or the call gives."""
         raise NotImplementedError
 
+    def settings(self, target: Target) -> Mapping[str, int]:
+        """Blocks and launch options on a target that `varied` can replace."""
+        return {}
+
+    def varied(self, settings: Mapping[str, int]) -> TileFamily:
+        """The family with some blocks and launch options replaced."""
+        raise NotImplementedError
+
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
         """The types of the operands."""

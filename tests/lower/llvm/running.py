@@ -91,7 +91,7 @@ def run(
 ) -> list[Array]:
     """The outputs, whose memory held garbage; if there is a `seed`, tasks run in a random order."""
     program, func = lowering.program, lowering.func
-    shares = partial_sums_of(lowering._legal)
+    shares = partial_sums_of(lowering.legal)
     types = [(p.ref.shape, p.ref.dtype) for p in func.outputs] + [(s.shape, s.dtype) for s in shares]
     types += [((1,), np.dtype(np.int32))] * bool(program.checks)
     arrays = [np.asarray(x, p.ref.dtype) for x, p in zip(inputs, func.inputs, strict=True)]

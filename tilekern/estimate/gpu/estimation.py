@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -83,6 +83,8 @@ class LaunchEstimate:
       unknown: operations that the model does not know, with their numbers in the code; only their issue counts.
       assumed: for each branch that depends on data, the assumption, "not taken", say.
       undecided: labels of loops that run as often as unknown data say.
+      spent: by line of the Triton source the cycles for which its instructions keep units busy, of all units together,
+        in the mean program; {} if the text names no lines.
     """
 
     gpu: Gpu
@@ -94,6 +96,7 @@ class LaunchEstimate:
     unknown: Mapping[str, int]
     assumed: Mapping[str, str]
     undecided: frozenset[str] = frozenset()
+    spent: Mapping[int, float] = field(default_factory=dict[int, float])
 
     @property
     def seconds(self) -> float:
@@ -139,6 +142,7 @@ class _Estimation:
         self.works = [work(instruction, gpu) for instruction in listing.code]
         self.assumed: dict[str, str] = {}
         self.undecided = set[str]()
+        self.executed = Counter[tuple[int, int]]()  # by first and last instruction, runs in all sampled programs
 
     def estimate(self) -> LaunchEstimate:
         launch, gpu = self.launch, self.gpu
@@ -165,6 +169,7 @@ class _Estimation:
             Counter(i.name for i, w in zip(self.listing.code, self.works, strict=True) if not w.known),
             self.assumed,
             frozenset(self.undecided),
+            self._spent(len(samples), {line: cycles / per_core for line, cycles in lines.items()}),
         )
 
     # --- walks --------------------------------------------------------------------------------------------------------
@@ -184,6 +189,8 @@ class _Estimation:
                 walk = walker.walk(self._thread(number, warp), tasks=tasks)
                 tasks = walk.stored if warp == 0 else tasks
                 visits[warp] = walk.visits
+                for segment in walk.segments:
+                    self.executed[segment.start, segment.stop] += roles.count(warp)
                 self.assumed |= walk.assumed
                 self.undecided |= walk.undecided
             if not samples:
@@ -229,6 +236,32 @@ class _Estimation:
         first = 0x360 if self.gpu.capability >= 100 else 0
         shape = dict(zip(range(first, first + 24, 4), (threads, 1, 1, x, y, z), strict=True))
         return Thread(shape | dict(launch.constants), special, launch.memory)
+
+    def _spent(self, samples: int, lines: Mapping[str, float]) -> Mapping[int, float]:
+        """See `LaunchEstimate.spent`; `lines` are cycles of the mean program.
+
+        Copies by TMA and products of tensor memory do not tell their size: they share what no other instruction has.
+        """
+        runs = [0.0] * len(self.listing.code)
+        for (start, stop), count in self.executed.items():
+            for n in range(start, stop):
+                runs[n] += count / samples
+        cycles, nbytes, tensor = list[float](), list[float](), list[float]()
+        for count, work_ in zip(runs, self.works, strict=True):
+            unit = work_.cycles / 4 if work_.unit in ("mufu", "fma", "alu") else 0.0
+            cycles.append(count * (0.25 + unit + work_.shared / rates.SHARED_BYTES))
+            nbytes.append(count * work_.memory)
+            tensor.append(count * work_.tensor)
+        names = [i.name for i in self.listing.code]
+        copies = [count if name == "UTMALDG" else 0.0 for count, name in zip(runs, names, strict=True)]
+        products = [count if name in ("UTCHMMA", "UTCQMMA") else 0.0 for count, name in zip(runs, names, strict=True)]
+        spent = defaultdict[int, float](float)
+        memory = _divided(lines["memory"], nbytes, copies)
+        for line, *parts in zip(
+            self.listing.lines, cycles, memory, _divided(lines["tensor"], tensor, products), strict=True
+        ):
+            spent[line] += sum(parts)
+        return spent if any(self.listing.lines) else {}
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -293,3 +326,10 @@ class _Estimation:
         for n in range(launch.programs):
             heapq.heapreplace(ends, ends[0] + durations[n % len(durations)])
         return max(ends)
+
+
+def _divided(total: float, own: Sequence[float], unsized: Sequence[float]) -> list[float]:
+    """Cycles divided among instructions: by `own`, or by the counts of `unsized` where there are such."""
+    shares = unsized if any(unsized) else own
+    whole = sum(shares)
+    return [total * share / whole if whole else 0.0 for share in shares]

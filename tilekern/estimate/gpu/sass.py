@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+_ORIGIN = re.compile(r'"<tilekern [^"]*>", line (\d+)')
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):|^\s*Function\s*:\s*(\S+)")
 _LABEL = re.compile(r"^\s*([.$][\w.$]*):")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:(@!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*(?:;|$)")
@@ -173,11 +174,13 @@ class Listing:
       name: its symbol; "" if the text names none.
       code: its instructions.
       labels: for each label, the number of the instruction that follows it.
+      lines: for each instruction the line of the Triton source that it comes from; 0 where the text does not tell.
     """
 
     name: str
     code: tuple[Instruction, ...]
     labels: dict[str, int]
+    lines: tuple[int, ...] = ()
 
     def destination(self, instruction: Instruction) -> int:
         """The number of the instruction that a branch leads to.
@@ -216,13 +219,18 @@ def parse(text: str, function: str = "") -> Listing:
     ((name, lines),) = functions.items()
     code: list[Instruction] = []
     labels: dict[str, int] = {}
+    origins: list[int] = []
+    origin = 0
     for line in lines:
-        if label := _LABEL.match(line):
+        if numbers := _ORIGIN.findall(line):
+            origin = int(numbers[-1])  # the last one is the place that the others are inlined at
+        elif label := _LABEL.match(line):
             labels[label[1]] = len(code)
         elif match := _INSTRUCTION.match(line):
             labels[hex(int(match[1], 16))] = len(code)
             code.append(_instruction(*match.groups()))
-    return Listing(name, tuple(code), {label: n for label, n in labels.items() if n < len(code)})
+            origins.append(origin)
+    return Listing(name, tuple(code), {label: n for label, n in labels.items() if n < len(code)}, tuple(origins))
 
 
 def _functions(text: str) -> dict[str, list[str]]:

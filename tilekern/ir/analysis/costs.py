@@ -67,6 +67,44 @@ class Work:
     accessed: int
 
 
+@dataclass(frozen=True)
+class OpWork:
+    """The work of one op in all programs.
+
+    Attributes:
+      flops: operations of floats, with the operations of dots.
+      dots: operations of a dot.
+      transcendentals: elements of functions such as exp.
+      elements: elements that an access reads or writes.
+      array: the array of an access.
+    """
+
+    flops: float = 0.0
+    dots: float = 0.0
+    transcendentals: float = 0.0
+    elements: float = 0.0
+    array: Value | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the array."""
+        return 0 if self.array is None else self.array.ref.dtype.itemsize
+
+
+def work_by_op(func: Func, arrays: Mapping[Value, Array] | None = None) -> Mapping[Op, OpWork]:
+    """The work of each op. All branches of a switch count. The arguments are as in `work_of`."""
+    counts = _Counts(Iterations(func, arrays))
+    counts.block(func.body, math.prod(_tiles(axis) for axis in func.axes))
+    works: dict[Op, OpWork] = {}
+    for op, times in counts.times.items():
+        work = _of_op(op, times)
+        array = op.ref if isinstance(op, MemoryOp) else None
+        elements = sum(n for key, n in work.items() if isinstance(key, tuple) and key[0] in ("r", "w"))
+        dots = work["flops"] if isinstance(op, Dot) else 0.0
+        works[op] = OpWork(work.get("flops", 0.0), dots, work.get("transcendentals", 0.0), elements, array)
+    return works
+
+
 def cost_of(func: Func) -> Cost:
     """The cost of a Func; see `work_of`."""
     return work_of(func).cost
@@ -108,11 +146,13 @@ type _Counter = Counter[object]
 class _Counts:
     def __init__(self, iterations: Iterations) -> None:
         self._iterations = iterations
+        self.times: dict[Op, float] = {}
 
     def block(self, block: Block, times: float) -> _Counter:
         """The flops of a block that runs `times` times, and for each array the elements read and written."""
         work = Counter[object]()
         for op in block.ops:
+            self.times[op] = times
             inner = times * self._iterations.of(op) if isinstance(op, Fold) else times
             regions = [self.block(region, inner) for region in op.regions]
             if isinstance(op, Switch):

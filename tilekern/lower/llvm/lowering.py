@@ -29,6 +29,8 @@ class LlvmLowering:
     Attributes:
       func: the Func, as it came.
       machine: the CPU that it is lowered for.
+      legal: the Func that the code was made of.
+      planned: the steps of the code, and their buffers.
       program: the code.
 
     Raises:
@@ -42,11 +44,11 @@ class LlvmLowering:
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.working_host()
         warned = warn_large(func, "cpu:llvm")
-        self._legal = legalize(func, self.machine)
+        self.legal = legalize(func, self.machine)
         if not warned:
-            warn_large(self._legal, "cpu:llvm")
-        self._plan = make_plan(self._legal, self.machine)
-        self.program: Program = emit(self._legal, self._plan, self.machine)
+            warn_large(self.legal, "cpu:llvm")
+        self.planned = make_plan(self.legal, self.machine)
+        self.program: Program = emit(self.legal, self.planned, self.machine)
         with source.at(func.loc):
             toolchain.check_scratch(self.program)
 
@@ -58,12 +60,12 @@ class LlvmLowering:
     @property
     def plan(self) -> str:
         """The steps of a program of the grid, and where their tiles lie."""
-        return plan_text(self.program, self._plan, self._legal.body)
+        return plan_text(self.program, self.planned, self.legal.body)
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX, when it lowers for the platform cpu."""
-        func, shares = self._legal, partial_sums_of(self._legal)
+        func, shares = self.legal, partial_sums_of(self.legal)
         types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.outputs]
         types += [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shares]
         numbers = {p: n for n, p in enumerate(func.inputs)}

@@ -69,7 +69,7 @@ def check(func: Func, *arrays: Any) -> TaskPartition:
             for one, other in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, other, str(machine))
             assert canaries.untouched()
-    return partition_tasks(LlvmLowering(func)._legal)
+    return partition_tasks(LlvmLowering(func).legal)
 
 
 def places(count: int, size: int) -> np.ndarray:

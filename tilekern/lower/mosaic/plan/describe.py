@@ -39,7 +39,7 @@ def _lines(plan: KernelPlan) -> Iterator[str]:
     folds = [op for op in func.walk() if isinstance(op, Fold)]
     if folds:
         yield "loops"
-        yield from (f"  {_line(op)}{op.axis.name}: {_loop(plan, op)}" for op in folds)
+        yield from (f"  {_line(op)}{op.axis.name}: {loop_words(plan, op)}" for op in folds)
     yield "arrays"
     for param in func.params:
         yield from _array(plan, param)
@@ -54,7 +54,8 @@ def _line(op: Op) -> str:
     return f"{name}:{op.loc.line} " if op.loc.line else ""
 
 
-def _loop(plan: KernelPlan, op: Fold) -> str:
+def loop_words(plan: KernelPlan, op: Fold) -> str:
+    """The form of a loop."""
     axis = f"{op.axis.extent} by {op.axis.block}"
     if op in plan.pipelines:
         return f"{axis}, a pipeline inside of the kernel fetches its tiles: its arrays do not fit VMEM as a whole"
@@ -80,10 +81,11 @@ def _array(plan: KernelPlan, param: Value) -> Iterator[str]:
     if not layouts:
         yield f"{head}not in VMEM, for no program of the kernel reads or writes it"
     for layout in layouts:
-        yield head + _layout(plan, layout)
+        yield head + layout_words(plan, layout)
 
 
-def _layout(plan: KernelPlan, layout: Layout) -> str:
+def layout_words(plan: KernelPlan, layout: Layout) -> str:
+    """The place of an array, and the way of its elements to vector memory."""
     window_dims = [_KINDS[r.kind].format(size=r.size) for r in layout.window.dims]
     param = layout.window.param
     pipelined = layout in plan.hbm_inputs or param in plan.pipelined_outputs

@@ -149,12 +149,13 @@ def assemble(ptx: str, capability: int) -> tuple[bytes, str]:
         return cubin.read_bytes(), report.stderr
 
 
-def disassemble(cubin: bytes) -> str:
-    """The instructions of a cubin as text."""
+def disassemble(cubin: bytes, lines: bool = False) -> str:
+    """The instructions of a cubin as text; with `lines`, comments name the line of the source before its code."""
     with tempfile.TemporaryDirectory(prefix="tilekern-") as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        return _call(triton().knobs.nvidia.nvdisasm.path, "--print-code", path).stdout
+        options = ["--print-code", *["--print-line-info"] * lines]
+        return _call(triton().knobs.nvidia.nvdisasm.path, *options, path).stdout
 
 
 def _call(*command: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,145 @@
+"""Explanations: what each line became, the parts of lines, the memory, and changes that help."""
+
+import inspect
+import json
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tilekern as tk
+from tests.estimate import kernels
+from tests.estimate.kernels import product, row_sums, types
+from tilekern.errors import ArgumentError, EstimateError, TargetError
+from tilekern.estimate import Estimate
+from tilekern.estimate.explain import Explanation, Variants
+from tilekern.estimate.explain.changes import try_changes
+
+needs_llvm = pytest.mark.skipif(find_spec("llvmlite") is None, reason="needs llvmlite")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
+TARGETS = [
+    pytest.param("cpu:llvm", marks=needs_llvm),
+    pytest.param("cuda:sm_90", marks=needs_triton),
+    pytest.param("tpu:v5e", marks=needs_libtpu),
+]
+SOURCE = inspect.getsource(kernels).splitlines()
+LINES = {
+    name: next(n for n, line in enumerate(SOURCE, 1) if code in line)
+    for name, code in {"dot": "tk.dot(x[i, k]", "loop": "out[i, j] = tk.fold"}.items()
+}
+
+
+@tk.kernel(out_type=lambda x, i, n: tk.Zeros(jax.ShapeDtypeStruct((n.shape[0], x.shape[1]), x.dtype)))
+def scatter(x: Any, i: Any, n: Any, out: Any, *, block: tk.Block = 16) -> None:
+    """Rows of x, added up at the rows n."""
+    r = tk.parallel(i.shape[0], block)
+    rows = x[i[r]]
+    out.at[n[r]].add(rows, ordered=False)
+
+
+@cache
+def explained(target: str, budget: float = 0.0) -> Explanation:
+    shapes = types((512, 512), (512, 256), dtype=jnp.bfloat16)
+    return product.trace(*shapes).lower(target).explain(budget)
+
+
+def said(explanation: Explanation) -> dict[int, str]:
+    return {line.line: "; ".join(line.became) for line in explanation.lines}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_part_of_the_work_has_a_line(target: str) -> None:
+    explanation = explained(target)
+    shares = {line.line: line.share or 0.0 for line in explanation.lines}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert max(shares, key=lambda n: shares[n]) == LINES["dot"] and shares[LINES["dot"]] > 0.7
+    (dot,) = [line for line in explanation.lines if line.line == LINES["dot"]]
+    assert "tk.dot(x[i, k], w[k, j])" in dot.text and dot.file.endswith("kernels.py")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lines_say_what_they_became(target: str) -> None:
+    lines = said(explained(target))
+    dot = {
+        "cpu:llvm": ("microkernel of", "x: load without a mask"),
+        "cuda:sm_90": ("x: TMA load of [64, 64]", "matrix units (wgmma)"),
+        "tpu:v5e": ("matrix units (MXU)", "x: blocked"),
+    }[target]
+    assert all(words in lines[LINES["dot"]] for words in dot), lines
+    assert "loop" in lines[LINES["loop"]] and "out: " in lines[LINES["loop"]]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_explanation_is_text_and_json(target: str) -> None:
+    explanation = explained(target)
+    record = json.loads(json.dumps(explanation.as_dict()))
+    assert record["target"] == target and record["estimate"]["bound"] == explanation.estimate.bound  # pyright: ignore[reportOptionalMemberAccess]
+    assert len(record["lines"]) == len(explanation.lines)
+    assert "\x1b[" in explanation.text(colour=True) and "\x1b[" not in str(explanation)
+    assert "memory" in str(explanation) and "tk.dot" in str(explanation)
+
+
+@needs_triton
+def test_gathers_atomics_and_masks_are_named() -> None:
+    shapes = types((8, 100), (333,), (333,))
+    explanation = scatter.trace(*shapes).lower("cuda:sm_90").explain(0)
+    words = "; ".join(said(explanation).values())
+    assert "x: gather, a position for each lane" in words and "i: load through pointers, masked" in words
+    assert "out: atomic" in words
+
+
+@needs_triton
+def test_a_loop_without_values_is_explained_without_an_estimate() -> None:
+    program = row_sums.trace(*types((64, 512), (64,))).lower("cuda:sm_90")
+    explanation = program.explain(0)
+    assert explanation.estimate is None and "the values of n decide" in explanation.unestimated
+    assert all(line.share is None for line in explanation.lines) and "no estimate: the values of n" in str(explanation)
+    assert program.explain(0, n=256).estimate is not None
+    with pytest.raises(ArgumentError, match="has no input of this name"):
+        program.explain(0, m=256)
+
+
+def test_the_portable_backend_is_not_explained() -> None:
+    with pytest.raises(EstimateError, match="no model of programs of the portable backend"):
+        product.trace(*types((64, 64), (64, 64))).lower("cpu:xla").explain()
+
+
+@needs_llvm
+def test_a_bad_block_is_found() -> None:
+    """Two tasks of three take two threads as long as four: half the block is faster on any even number of threads."""
+    from tilekern.estimate.cpu.peak import THREADS
+
+    @tk.kernel(out_type=lambda x: x)
+    def double(x: Any, out: Any, *, block: tk.Block = 4096) -> None:
+        i = tk.parallel(x.shape[0], block)
+        out[i] = x[i] * 2
+
+    rows = 4096 * THREADS + 4096
+    explanation = double.trace(jax.ShapeDtypeStruct((rows,), jnp.float32)).lower("cpu:llvm").explain(60.0)
+    assert explanation.settings == {"block": 4096} and explanation.tried == 2
+    assert [change.setting for change in explanation.changes][:1] == ["block"] and explanation.changes[0].gain > 1.02
+    assert "× as fast" in str(explanation)
+
+
+def test_changes_that_are_refused_or_slower_are_not_proposed() -> None:
+    now = Estimate("k", "t", "d", 10.0, {"memory": 1.0}, {}, 1, 1, None, 0)
+    seconds = {("a", 8): 20.0, ("a", 2): 5.0, ("b", 6): 9.9, ("num_stages", 3): 8.0, ("num_stages", 1): 4.0}
+
+    def lower(changes: Any) -> Any:
+        ((name, after),) = changes.items()
+        if name == "c":
+            raise TargetError("c is refused")
+        return name, after
+
+    def estimate(key: Any) -> Estimate:
+        return Estimate("k", "t", "d", seconds.get(key, 10.0), {"memory": 1.0}, {}, 1, 1, None, 0)
+
+    settings = {"a": 4, "b": 3, "c": 16, "num_stages": 2, "num_warps": 16}
+    trials = try_changes(Variants(settings, lower), now, estimate, 60.0)
+    assert [(c.setting, c.after) for c in trials.changes] == [("num_stages", 1), ("a", 2), ("num_stages", 3)]
+    assert trials.refused == {"c = 32": "c is refused", "c = 8": "c is refused"} and trials.tried == 7
+    assert try_changes(Variants(settings, lower), now, estimate, 0.0).tried == 0

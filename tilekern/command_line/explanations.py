@@ -1,0 +1,86 @@
+"""`explain`: what targets made of each line of a kernel, what it costs, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import jax
+
+from tilekern.command_line import arguments
+from tilekern.command_line.shows import traced_kernels
+from tilekern.errors import ArgumentError, TilekernError
+from tilekern.kernel.stages import Traced
+from tilekern.lower.target import resolve
+
+
+def add(commands: Any) -> None:
+    """Add the command `explain`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "explain", help="say what a target made of each line of a kernel, how long it takes, and what would help"
+    )
+    arguments.add_function(parser)
+    parser.add_argument("--shapes", required=True, metavar="TYPES", help='types of the arrays: "f32[128,64], i32[]"')
+    parser.add_argument("--target", required=True, metavar="NAMES", help='as in "cuda:sm_90,tpu:v5e,cpu:llvm"')
+    parser.add_argument(
+        "--extent", action="append", default=[], metavar="K=V", help="the number in all elements of an input"
+    )
+    parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS", help="for trials of changes (10)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explain each kernel on each target, and return the exit code."""
+    kernel, types = arguments.function(options.function), arguments.types(options.shapes)
+    targets, extents = arguments.names(options.target) or [], _extents(options.extent)
+    if not targets or not options.budget >= 0:
+        raise ArgumentError(
+            "there is nothing to explain",
+            expected="a target, and a budget of 0 seconds or more",
+            got=f"--target {options.target!r} --budget {options.budget:g}",
+            fix='name a target, as in --target "cuda:sm_90,cpu:llvm"',
+        )
+    resolved = {name: resolve(name) for name in targets}
+    records: list[dict[str, Any]] = []
+    with jax.enable_x64(arguments.has_64_bits(types)):
+        call = partial(kernel, **arguments.statics(options.static))
+        for name, target in resolved.items():
+            for traced in traced_kernels(call, options.function, types, target):
+                records.append(_explained(traced, name, options, extents))
+    if options.json:
+        print(json.dumps(records))  # noqa: T201
+    return 2 if all("refused" in record for record in records) else 0
+
+
+def _explained(traced: Traced, target: str, options: argparse.Namespace, extents: dict[str, Any]) -> dict[str, Any]:
+    """The record of a kernel on a target, which is printed unless JSON is asked for."""
+    try:
+        explanation = traced.lower(target).explain(options.budget, **extents)
+    except ArgumentError:
+        raise
+    except TilekernError as error:
+        if not options.json:
+            print(f"{traced.ir.name} on {target}: refused: {type(error).__name__}: {error}\n")  # noqa: T201
+        return {"kernel": traced.ir.name, "target": target, "refused": str(error)}
+    if not options.json:
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(explanation.text(colour) + "\n")  # noqa: T201
+    return explanation.as_dict()
+
+
+def _extents(texts: list[str]) -> dict[str, Any]:
+    extents = arguments.statics(texts)
+    for name, value in extents.items():
+        if not isinstance(value, int | float | list):
+            raise ArgumentError(
+                "this is no extent",
+                expected="--extent NAME=NUMBER, or a list of numbers",
+                got=f"--extent {name}={value}",
+                fix='write, for example, --extent "lengths=512"',
+            )
+    return extents

@@ -1,0 +1,13 @@
+"""Explanations of lowered kernels: what each line became, its part of the work, and what would help.
+
+explanation  the result; `text`, `page`: the result for terminals and browsers
+lines        the user's lines; `on_gpu`, `on_tpu`, `on_cpu`: what each target makes of them
+work         each line's part of the work, by rates
+changes      changes of blocks and launch options, each compiled and estimated
+"""
+
+from tilekern.estimate.explain.changes import Variants
+from tilekern.estimate.explain.explain import explain
+from tilekern.estimate.explain.explanation import Change, Explanation, LineReport
+
+__all__ = ["Change", "Explanation", "LineReport", "Variants", "explain"]

@@ -1,0 +1,87 @@
+"""Changes of blocks and launch options that would help: each is compiled, and estimated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tilekern.errors import TilekernError
+from tilekern.estimate.explain.explanation import Change
+from tilekern.estimate.result import Estimate
+from tilekern.lower.lowering import Lowering
+
+SMALLEST_GAIN = 1.02
+"""A smaller gain is below what the models can tell."""
+
+_MOST = 3
+_LARGEST = {"num_warps": 16, "num_stages": 7}
+_OTHER_OPTIONS = ("num_ctas", "maxnreg")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The kernel with other settings.
+
+    Attributes:
+      settings: its blocks and launch options.
+      lower: lowers it with some settings replaced.
+    """
+
+    settings: Mapping[str, int]
+    lower: Callable[[Mapping[str, int]], Lowering]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The changes that were tried.
+
+    Attributes:
+      changes: those that help, best first.
+      tried: how many compiled.
+      refused: by change the first line of the error.
+    """
+
+    changes: tuple[Change, ...]
+    tried: int
+    refused: Mapping[str, str]
+
+
+def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering], Estimate], budget: float) -> Trials:
+    """Try single changes, one after the other, until the time is used up.
+
+    Args:
+      variants: the kernel with other settings.
+      now: the estimate with its own settings.
+      estimate: the estimate of a lowered variant.
+      budget: seconds; a trial that has begun is finished.
+    """
+    changes: list[Change] = []
+    refused: dict[str, str] = {}
+    tried, end = 0, time.monotonic() + budget
+    for name, after in _candidates(variants.settings):
+        if time.monotonic() >= end:
+            break
+        try:
+            forecast = estimate(variants.lower({name: after}))
+        except TilekernError as error:
+            refused[f"{name} = {after}"] = error.summary
+            continue
+        tried += 1
+        gain = now.seconds / forecast.seconds if forecast.seconds else 1.0
+        if gain >= SMALLEST_GAIN:
+            changes.append(Change(name, variants.settings[name], after, forecast.seconds, gain))
+    best = sorted(changes, key=lambda change: -change.gain)
+    return Trials(tuple(best[:_MOST]), tried, refused)
+
+
+def _candidates(settings: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Half and double of each setting, one more and one less of `num_stages`; first the halves and doubles of all."""
+    for double in (True, False):
+        for name, value in settings.items():
+            if name in _OTHER_OPTIONS:
+                continue
+            step = 1 if name == "num_stages" else value
+            after = value + step if double else value - step if name == "num_stages" else value // 2
+            if 1 <= after <= _LARGEST.get(name, after) and after != value:
+                yield name, after

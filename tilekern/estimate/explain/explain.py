@@ -1,0 +1,114 @@
+"""The explanation of a lowered kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilekern.errors import EstimateError
+from tilekern.estimate import by_target
+from tilekern.estimate.data_loops import check_given, given_values
+from tilekern.estimate.explain import on_cpu, on_gpu, on_tpu, work
+from tilekern.estimate.explain.changes import Trials, Variants, try_changes
+from tilekern.estimate.explain.explanation import Explanation, LineReport
+from tilekern.estimate.explain.lines import Place, Words, accesses, ordered, source_of
+from tilekern.estimate.result import Estimate
+from tilekern.ir.core import Array, Value
+from tilekern.lower.llvm.lowering import LlvmLowering
+from tilekern.lower.lowering import Lowering
+from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.triton.lowering import TritonLowering
+
+
+def explain(
+    lowering: Lowering,
+    known: Sequence[Array | None],
+    extents: Mapping[str, object],
+    variants: Variants | None = None,
+    budget: float = 0.0,
+) -> Explanation:
+    """What a target made of a kernel, line by line, what it costs, and what would help.
+
+    Args:
+      lowering: the lowered kernel.
+      known: for each input of its Func the array, None where its values are not known.
+      extents: by the name of an input its values, or the number that all of its elements have.
+      variants: the kernel with other blocks and launch options; None for a kernel without any.
+      budget: seconds for trials of such changes; a trial that has begun is finished.
+
+    Raises:
+      ArgumentError: the Func has no such input, or the values do not fit it.
+      EstimateError: it is lowered to the portable backend, whose program is XLA's to explain.
+    """
+    if not isinstance(lowering, TritonLowering | MosaicLowering | LlvmLowering):
+        raise by_target.no_model()
+    func = lowering.func
+    values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
+    forecast, reason, shares = None, "", Mapping[Place, float]
+    try:
+        check_given(func, values)
+        reason, (forecast, shares, shares_of) = "", _estimate(lowering, values)
+    except EstimateError as error:
+        forecast, reason, shares, shares_of = None, error.summary, dict[Place, float](), ""
+    trials = Trials((), 0, {})
+    if forecast is not None and variants is not None and budget > 0:
+        trials = try_changes(variants, forecast, lambda other: by_target.estimate(other, known, extents), budget)
+    said = _merged(accesses(func, masks=not isinstance(lowering, TritonLowering)), _became(lowering))
+    return Explanation(
+        func.name,
+        "cpu:llvm" if isinstance(lowering, LlvmLowering) else lowering.target.full_name,
+        forecast,
+        reason,
+        tuple(
+            LineReport(*place, source_of(place), tuple(said.get(place, ())), shares.get(place) if shares else None)
+            for place in ordered([*said, *shares])
+        ),
+        shares_of,
+        _memory(lowering),
+        trials.changes,
+        trials.tried,
+        trials.refused,
+        variants.settings if variants is not None else {},
+        str(func),
+        lowering.text,
+    )
+
+
+def _merged(first: Words, second: Words) -> Words:
+    for place, said in second.items():
+        first[place].update(said)
+    return first
+
+
+def _estimate(
+    lowering: TritonLowering | MosaicLowering | LlvmLowering, values: Mapping[Value, Array]
+) -> tuple[Estimate, Mapping[Place, float], str]:
+    """The estimate, the parts of lines, and what they are parts of."""
+    match lowering:
+        case TritonLowering():
+            return *on_gpu.estimate(lowering, values), on_gpu.SHARES_OF
+        case MosaicLowering():
+            rates = on_tpu.rates(lowering)
+        case LlvmLowering():
+            rates = on_cpu.rates(lowering)
+    parts = work.shares_of_lines(lowering.func, values, rates)
+    return by_target.of_values(lowering, values), parts, work.SHARES_OF
+
+
+def _became(lowering: TritonLowering | MosaicLowering | LlvmLowering) -> Words:
+    match lowering:
+        case TritonLowering():
+            return on_gpu.became(lowering)
+        case MosaicLowering():
+            return on_tpu.became(lowering)
+        case LlvmLowering():
+            return on_cpu.became(lowering)
+
+
+def _memory(lowering: TritonLowering | MosaicLowering | LlvmLowering) -> Mapping[str, str]:
+    match lowering:
+        case TritonLowering():
+            return on_gpu.memory(lowering)
+        case MosaicLowering():
+            return on_tpu.memory(lowering)
+        case LlvmLowering():
+            return on_cpu.memory(lowering)

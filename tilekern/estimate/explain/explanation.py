@@ -1,0 +1,98 @@
+"""The result of `explain`: what each of the user's lines became, what it costs, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tilekern.estimate.explain.text import text
+from tilekern.estimate.result import Estimate
+
+
+@dataclass(frozen=True)
+class LineReport:
+    """One line of the user's source.
+
+    Attributes:
+      file: its file.
+      line: its number, from 1.
+      text: the line.
+      became: what the target makes of it, a few words each.
+      share: its part of the work, 0 to 1; None without an estimate.
+    """
+
+    file: str
+    line: int
+    text: str
+    became: tuple[str, ...]
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that compiles, and takes less time by the estimate.
+
+    Attributes:
+      setting: the block or launch option, "block_rows".
+      before: its value now.
+      after: the other value.
+      seconds: the estimated time with it.
+      gain: the time now over the time with it, 1.25 for a fifth less.
+    """
+
+    setting: str
+    before: int
+    after: int
+    seconds: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a target made of a kernel. It prints as text; `as_dict` is for machines.
+
+    Attributes:
+      kernel: its name.
+      target: the target.
+      estimate: the estimated time; None where there is none.
+      unestimated: the reason why there is no estimate; "" if there is one.
+      lines: the user's lines, in the order of the source.
+      shares_of: what the shares of lines are shares of, in words.
+      memory: the memory bill: registers, shared memory, VMEM or scratch, by name, in words.
+      changes: the changes that help most, best first, three at most.
+      tried: the number of changes that were compiled.
+      refused_changes: by change, "block_rows = 128", the first line of the error, for changes that the target refuses.
+      settings: blocks and launch options now.
+      ir: the block IR.
+      program: the target's program.
+    """
+
+    kernel: str
+    target: str
+    estimate: Estimate | None
+    unestimated: str
+    lines: tuple[LineReport, ...]
+    shares_of: str
+    memory: Mapping[str, str]
+    changes: tuple[Change, ...]
+    tried: int
+    refused_changes: Mapping[str, str]
+    settings: Mapping[str, int]
+    ir: str
+    program: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as numbers, strings, lists and dicts, for JSON; the estimate with its bound and share."""
+        content = asdict(self)
+        if self.estimate is not None:
+            derived = ("bound", "bound_by", "share", "bottleneck")
+            content["estimate"] |= {name: getattr(self.estimate, name) for name in derived}
+        return content
+
+    def text(self, colour: bool = False) -> str:
+        """The text, with ANSI colours if `colour`."""
+        return text(self, colour)
+
+    def __str__(self) -> str:
+        return self.text()
