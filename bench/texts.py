@@ -28,8 +28,8 @@ import jax.numpy as jnp
 
 import tilekern.kernels
 from tilekern.errors import TilekernError
+from tilekern.kernel.primitive import calls_in
 from tilekern.lower.target import TARGETS, Target
-from tilekern.primitive import calls_in
 
 _DTYPES = ("float32", "bfloat16")
 _PROGRAMS = ("cpu:llvm", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "tpu:v5e", "tpu:v6e", "tpu:7x")

@@ -216,7 +216,7 @@ def programs(name: str, call: Call, numbers: Mapping[str, Any]) -> tuple[Any, ..
     if call.differentiable:
         traced.append(lambda *arrays: _derivative(bound, arrays))
     jaxprs = [jax.make_jaxpr(function)(*arrays) for function in traced]
-    families = [str(id(e.params["family"])) for j in jaxprs for e in equations(j.jaxpr) if "family" in e.params]
+    families = [str(id(e.params["callee"])) for j in jaxprs for e in equations(j.jaxpr) if "callee" in e.params]
     return *(re.sub(r" at 0x\w+", "", str(jaxpr)) for jaxpr in jaxprs), families
 
 

@@ -72,7 +72,7 @@ def lowerings_of(function: Callable[..., Any], avals: Sequence[Any], target: Tar
     """
     seen: set[Any] = set()
     for equation in _calls(jax.make_jaxpr(function)(*avals).jaxpr):
-        family = equation.params["family"]
+        family = equation.params["callee"]
         operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
         for kernel, its_target in family.kernels(family.asked or target, operands):
             if (kernel, its_target) not in seen:
@@ -82,7 +82,7 @@ def lowerings_of(function: Callable[..., Any], avals: Sequence[Any], target: Tar
 
 def _calls(jaxpr: Any) -> Iterator[Any]:
     for equation in jaxpr.eqns:
-        if "family" in equation.params:
+        if "callee" in equation.params:
             yield equation
         for parameter in equation.params.values():
             inner = getattr(parameter, "jaxpr", parameter)

@@ -14,9 +14,9 @@ from tests.lower.library import DIFFERENTIABLE, family_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import kind_of
-from tilekern.kernel.derived import BackwardPass, tangent_family
+from tilekern.kernel.derived_rules import BackwardPass, tangent_of
+from tilekern.kernel.instance import Instance
 from tilekern.kernel.stages import Traced
-from tilekern.kernel.tile_family import TileFamily
 from tilekern.lower.lowering import lower
 from tilekern.lower.target import resolve
 
@@ -72,11 +72,11 @@ def test_programs_compile(case: Case, target: str) -> None:
         assert traced.lower(target).compile().asm
 
 
-def derived(name: str, dtype: str, target: str) -> list[TileFamily]:
+def derived(name: str, dtype: str, target: str) -> list[Instance]:
     """The kernels of both modes of a library kernel, derived as if none were stated, for a small case."""
     family = family_of(name, LIBRARY[name][0].small(), dtype)
     moving = tuple(kind_of(t.dtype) == "float" for t in family.types)
-    tangent = tangent_family(family, moving)
+    tangent = tangent_of(family, moving)
     backward = BackwardPass(tangent, (*(False for _ in moving), *(True for moves in moving if moves)))
     return [tangent, *backward.stages(resolve(target))]
 

@@ -12,7 +12,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, refused
 from tilekern.errors import ArgumentError
-from tilekern.kernel.derived import BackwardPass, tangent_family
+from tilekern.kernel.derived_rules import BackwardPass, tangent_of
 from tilekern.lower.target import resolve
 
 X = jnp.arange(1.0, 21)
@@ -72,8 +72,8 @@ def test_gradients_run_with_the_chosen_blocks(mapped: bool, capfd: pytest.Captur
 def launches(kernel: Any) -> list[Any]:
     """Of the kernel, of its tangent and of its backward pass, on an H100."""
     target = resolve("cuda:sm_90")
-    family = kernel.trace(X, target=target.name)._family
-    tangent = tangent_family(family, (True,))
+    family = kernel.trace(X, target=target.name)._kernel
+    tangent = tangent_of(family, (True,))
     stages = BackwardPass(tangent, (False, True)).stages(target)
     return [dict(f.launch(target)) for f in (family, tangent, *stages)]
 

@@ -83,7 +83,7 @@ def family_of(function: Any, *args: Any) -> Any:
     def search(jaxpr: Any) -> None:
         for eqn in jaxpr.eqns:
             if eqn.primitive.name == "tilekern_call":
-                found.append(eqn.params["family"])
+                found.append(eqn.params["callee"])
             elif "jaxpr" in eqn.params:
                 search(eqn.params["jaxpr"])
 

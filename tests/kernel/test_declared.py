@@ -16,7 +16,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import ArgumentError, UnsupportedError
-from tilekern.kernel import caches
+from tilekern.kernel import entry
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.softmax.kernel import softmax_forward
@@ -178,8 +178,8 @@ def test_kernels_that_call_each_other() -> None:
 
 
 def test_what_a_kernel_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "_CALLS", 4)
-    monkeypatch.setattr(caches, "_FAMILIES", 4)
+    monkeypatch.setattr(entry, "_FUNCTIONS", 4)
+    monkeypatch.setattr(entry, "_TYPES", 4)
 
     @tk.kernel(out_type=lambda x: x)
     def times(x, out, *, n: int):
@@ -187,4 +187,4 @@ def test_what_a_kernel_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
     for n in range(10):
         np.testing.assert_array_equal(times(jnp.ones(3), n=n), np.full(3, n))
-        assert len(times._caches.calls) <= 4 and len(times._caches.families) <= 4
+        assert len(times._functions) <= 4 and len(times._by_types) <= 4

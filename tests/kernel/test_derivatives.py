@@ -17,7 +17,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import numbers, refused
 from tilekern.errors import ArgumentError, NotDifferentiableError
-from tilekern.kernel.inherited_target import inherited_target
+from tilekern.kernel.definition import inherited_target
 
 X = numbers(10)
 

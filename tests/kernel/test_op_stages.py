@@ -47,7 +47,7 @@ def test_an_op_is_traced_with_its_kernels() -> None:
     assert names(traced) == ["partial_sums", "partial_sums", "twice", "scaled"]
     assert [a.name for a in traced.kernels[1].ir.axes] == ["batch", "i"]
     assert str(traced) == "\n\n".join([str(traced.jaxpr), *(str(k.ir) for k in traced.kernels)])
-    assert "name=two_stages" not in str(traced) and "tilekern_call[family=twice]" in str(traced)
+    assert "name=two_stages" not in str(traced) and "tilekern_call[callee=twice]" in str(traced)
     for kernel in traced.kernels:
         assert str(parse(str(kernel))) == str(kernel)
 

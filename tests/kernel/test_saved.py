@@ -69,7 +69,7 @@ def test_a_loaded_kernel_has_each_targets_blocks_and_launch_options(tmp_path: Pa
     loaded = saved(traced, tmp_path)
     assert [loaded.lower(name).ir.axes[0].block for name in SAVED_FOR] == [4, 8, 4]
     assert all(loaded.lower(name).text == traced.lower(name).text for name in SAVED_FOR)
-    assert loaded._family.launch(TARGETS["cuda:sm_90"]) == {"num_warps": 2}
+    assert loaded._kernel.launch(TARGETS["cuda:sm_90"]) == {"num_warps": 2}
 
 
 @pytest.mark.sweep(4)

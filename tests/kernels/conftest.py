@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from tilekern.kernel import family
+from tilekern.kernel import dispatch
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS, Target
 from tilekern.lower.triton.interpret import interpret
@@ -83,7 +83,7 @@ _TARGETS = {"xla": "cpu:xla", "llvm": "cpu:llvm", "triton": "cuda:sm_90", "mosai
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The backend under test; what was compiled for another one is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "on_platform", on(_TARGETS[request.param]))
+        patch.setattr(dispatch, "on_platform", on(_TARGETS[request.param]))
         if request.param == "llvm":
             pytest.importorskip("llvmlite", reason="needs llvmlite")
         elif request.param == "triton":

@@ -10,7 +10,7 @@ import jax
 
 def calls(jaxpr: Any, name: str) -> int:
     """The number of calls of a kernel in a program."""
-    return sum(eqn.primitive.name == "tilekern_call" and str(eqn.params["family"]) == name for eqn in equations(jaxpr))
+    return sum(eqn.primitive.name == "tilekern_call" and str(eqn.params["callee"]) == name for eqn in equations(jaxpr))
 
 
 def arrays_of(jaxpr: Any) -> Iterator[Any]:

@@ -125,5 +125,5 @@ def test_products_fit_what_every_tpu_has(inner: int) -> None:
     portable = on_platform("tpu", None)
     assert portable.portable
     for target in (portable, *(t for name, t in TARGETS.items() if name.startswith("tpu:"))):
-        lowering = matmul.trace(x, w)._family.lowered(target)
+        lowering = matmul.trace(x, w)._kernel.lowered(target)
         assert lowering.planned.vmem_bytes <= lowering.planned.chip.vmem_budget

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from tilekern.kernel.tile_family import TileFamily
+from tilekern.kernel.instance import Instance
 from tilekern.lower.target import Target, resolve
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -20,7 +20,7 @@ DIFFERENTIABLE = tuple(name for name in NAMES if name != "adamw_step")
 CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
 
 
-def family(name: str, case: str, dtype: str, target: str = "cpu:xla") -> TileFamily:
+def family(name: str, case: str, dtype: str, target: str = "cpu:xla") -> Instance:
     """The one kernel that a library function calls for a case, with the schedule's blocks.
 
     The target decides how an op divides a call; the kernel can be lowered for any.
@@ -29,7 +29,7 @@ def family(name: str, case: str, dtype: str, target: str = "cpu:xla") -> TileFam
     return family_of(name, found, dtype, target)
 
 
-def family_of(name: str, case: Any, dtype: str, target: str = "cpu:xla") -> TileFamily:
+def family_of(name: str, case: Any, dtype: str, target: str = "cpu:xla") -> Instance:
     """The same for any case, the small one of a real one for example."""
     function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
     arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
@@ -38,10 +38,10 @@ def family_of(name: str, case: Any, dtype: str, target: str = "cpu:xla") -> Tile
     return call
 
 
-def _kernels(jaxpr: Any, target: Target) -> Iterator[TileFamily]:
+def _kernels(jaxpr: Any, target: Target) -> Iterator[Instance]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "tilekern_call":
-            called = equation.params["family"].kernels(target, [v.aval for v in equation.invars])
+            called = equation.params["callee"].kernels(target, [v.aval for v in equation.invars])
             yield from (kernel for kernel, _ in called)
         elif "jaxpr" in equation.params:
             yield from _kernels(equation.params["jaxpr"], target)

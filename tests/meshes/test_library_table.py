@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.meshes.library_calls import CALLS, INTEGERS
 from tilekern.errors import GatherWarning
-from tilekern.kernel.caches import gather_warnings
+from tilekern.kernel.divided import gather_warnings
 from tilekern.testing import assert_close, in_float64
 
 TABLE = """

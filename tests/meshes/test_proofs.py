@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import tilekern as tk
 from tests.lang.checks import like_first
 from tilekern.errors import GatherWarning
-from tilekern.kernel.caches import gather_warnings
+from tilekern.kernel.divided import gather_warnings
 from tilekern.lower.target import resolve
 
 MESHES = {
@@ -147,7 +147,7 @@ def test_a_part_has_blocks_that_are_proved() -> None:
     def _(x):
         return {"block": 8 if x.shape[0] == 64 else 3}
 
-    part = tile_softmax.trace(jnp.zeros(64))._family.part({"i": 2})
+    part = tile_softmax.trace(jnp.zeros(64))._kernel.part({"i": 2})
     (axis,) = part.func(part.target).axes
     assert (axis.extent, axis.block) == (32, 2)
     (axis,) = part.func(resolve("cuda:sm_90")).axes
@@ -165,7 +165,7 @@ def test_a_part_closes_over_the_arrays_of_the_whole() -> None:
         out[i] = x[i] * jnp.asarray(tables[x.shape[0]] if block == 4 else shared)[0, 0]
 
     scaled.schedule("cuda")(lambda x: {"block": 4})
-    part, cuda = scaled.trace(jnp.zeros(64))._family.part({"i": 2}), resolve("cuda:sm_90")
+    part, cuda = scaled.trace(jnp.zeros(64))._kernel.part({"i": 2}), resolve("cuda:sm_90")
     assert part.func(cuda).axes[0].block == 2
 
 

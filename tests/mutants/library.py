@@ -39,14 +39,14 @@ MUTANTS = (
     ),
     Mutant(
         "vmap: an operand that runs share gets one cotangent",
-        "tilekern/kernel/derivatives.py",
+        "tilekern/kernel/vmapped_rules.py",
         "return cotangent.sum(axis=0) if dim is None",
         "return cotangent[0] if dim is None",
         ("tests/kernel/test_derivatives.py", "tests/test_vmap.py"),
     ),
     Mutant(
         "jvp: the tangent of a linear operand is left out",
-        "tilekern/kernel/derivatives.py",
+        "tilekern/kernel/stated_rules.py",
         "total = [m if t is None else t if m is None else t + m",
         "total = [m if t is None else t",
         ("tests/kernel/test_derivatives.py",),

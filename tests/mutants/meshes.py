@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         "divided: nobody compares the body of a part with that of the whole",
         "tilekern/kernel/divided.py",
-        "while isinstance(reason := family.part(division.parts), str):",
-        "while isinstance(reason := family.part(division.parts), str) and False:",
+        "while isinstance(reason := callee.part(division.parts), str):",
+        "while isinstance(reason := callee.part(division.parts), str) and False:",
         ("tests/meshes",),
     ),
     Mutant(

@@ -1,29 +1,21 @@
-"""`@tilekern.kernel`: from a Python function over tiles to a JAX function."""
+"""Kernels and ops: from Python functions over tiles to JAX functions. docs/architecture.md has the way of a call."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
-
-import jax
-
-from tilekern.errors import ArgumentError, checked
-from tilekern.kernel.choice import Choice, Tunable
-from tilekern.kernel.declared import Declared, required
-from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Schedule
-from tilekern.kernel.interface import of_call
-from tilekern.kernel.kernel_family import KernelFamily
-from tilekern.kernel.op import CustomOp, op
-from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
+from tilekern.kernel.choice import Choice
+from tilekern.kernel.declare import CustomOp, Kernel, kernel, op
 from tilekern.kernel.results import Sum, Zeros
-from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.signature import Block, Signature
-from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret, load
-from tilekern.lang.tiles import describe
-from tilekern.lower.target import Target
-from tilekern.primitive import call
+from tilekern.kernel.stages import (
+    Compiled,
+    CompiledOp,
+    Lowered,
+    LoweredOp,
+    Traced,
+    TracedOp,
+    interpret,
+    load,
+)
 
 __all__ = [
     "Block",
@@ -44,167 +36,3 @@ __all__ = [
     "load",
     "op",
 ]
-
-
-@checked
-def kernel(
-    function: None = None,
-    /,
-    *,
-    out_type: Callable[..., Any] | None = None,
-    donate: tuple[str, ...] = (),
-    linear: tuple[str, ...] = (),
-    residuals: int = RESIDUALS,
-) -> Callable[[Callable[..., None]], Kernel]:
-    """Make a JAX function of a function over refs.
-
-    The decorated function's positional parameters are pytrees of `Ref`s, inputs first, then outputs; its keyword-only
-    parameters are static. A schedule may give parameters annotated with `tk.Block`, which are block sizes, or with
-    `tk.Choice`. The function stores every element of every output that is neither `tk.Zeros` nor `tk.Sum`.
-
-    The body is traced once for the types and static arguments of a call, as by `jax.jit`. A global that it reads keeps
-    the value of that time. Pass a value that changes as an array or a static argument.
-
-    Args:
-      function: never passed: the decorator is written with arguments, `@tk.kernel(out_type=...)`.
-      out_type: required; called with the inputs as `jax.ShapeDtypeStruct`s, and with those static arguments (blocks
-        and choices excepted) that it has parameters for; returns the type of the output, or a tuple with one entry (a
-        type, a pytree of types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in
-        `tk.Zeros` or `tk.Sum`.
-      donate: names of inputs that the kernel also writes to; they are returned, before the outputs. The caller's array
-        does not change: XLA copies it if it is used again.
-      linear: names of inputs in which, taken together, the results are linear, None standing for an input of zeros: the
-        tangents that a tangent kernel takes. The kernel is then its own derivative in these, see `Kernel.defjvp` and
-        `Kernel.deftranspose`.
-      residuals: the most bytes of carries that the backward pass may save, where derivatives are derived; see
-        `Traced.gradient`.
-
-    A kernel has derivatives of all orders, in forward and reverse mode, which are derived from its body. Rules that the
-    author states by `Kernel.defjvp` and `Kernel.deftranspose` win.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, tilekern as tk
-      >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-      ... def double(x, out, *, block: tk.Block = 128):
-      ...     i = tk.parallel(x.shape[0], block)
-      ...     out[i] = x[i] * 2
-      >>> double(jnp.arange(3.0))
-      Array([0., 2., 4.], dtype=float32)
-    """
-    return partial(Kernel, required("kernel", function, out_type), donate, linear, _checked(residuals))
-
-
-def _checked(residuals: Any) -> int:
-    if type(residuals) is not int or residuals < 0:
-        raise ArgumentError(
-            "residuals is no number of bytes",
-            expected="an int that is at least 0",
-            got=f"residuals = {describe(residuals)}",
-            fix=f"leave it out for {RESIDUALS >> 20} MiB",
-        )
-    return residuals
-
-
-class Kernel(Declared):
-    """A kernel, made by `kernel`: call it like a function of arrays, inside or outside of `jax.jit`.
-
-    Calls take the inputs and any keyword-only arguments, and `target=` to lower for that target's blocks.
-    """
-
-    def __init__(
-        self,
-        out_type: Callable[..., Any],
-        donate: tuple[str, ...],
-        linear: tuple[str, ...],
-        residuals: int,
-        function: Callable[..., None],
-    ) -> None:
-        super().__init__(out_type, function, donate, linear, residuals)
-
-    @staticmethod
-    def _count_outputs(definition: Definition) -> int:
-        """The number of positional parameters that `out_type` does not take, at least 1; 1 if it takes `*inputs`."""
-        arrays = len(definition.signature.arrays)
-        parameters = inspect.signature(definition.out_type).parameters.values()
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return 1
-        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        inputs = [p for p in parameters if p.kind in kinds and p.name not in definition.signature.statics]
-        return max(1, arrays - len(inputs))
-
-    @checked
-    def gradient_schedule(self, target: str) -> Registers:
-        """Declare the blocks of derived derivatives for all targets whose name starts with `target`.
-
-        As `schedule`; without it, derivatives have the blocks of the kernel itself, and the default launch options.
-        """
-
-        def register[S: Schedule](schedule: S) -> S:
-            self._definition.gradient_schedules[target] = schedule
-            return schedule
-
-        return register
-
-    @checked
-    def defsharding(self, rule: Callable[..., str]) -> Callable[..., str]:
-        """Declare how devices may divide a call, where accesses do not say it: `rule(*inputs)` returns a notation.
-
-        The inputs come as `jax.ShapeDtypeStruct`s, static arguments that the rule has parameters for by keyword. The
-        notation has a name for each dim of each array, inputs before results, as in "b i d, b j d -> b i d". Dims of
-        one name are divided together. A dim that is whole on each device is a dot. A result without a name is summed
-        over the devices among which that name is divided. Nothing is checked but the sizes of results: the kernel on
-        parts must compute the parts of its results, or addends.
-
-        Example:
-          >>> import jax, jax.numpy as jnp, tilekern as tk
-          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-          ... def reversed_rows(x, out):
-          ...     i = tk.parallel(x.shape[0])
-          ...     out[i, :] = x[x.shape[0] - 1 - i, :]
-          >>> @reversed_rows.defsharding
-          ... def _(x):
-          ...     return ". j -> . j"
-          >>> print(reversed_rows.sharding_rule(jnp.ones((4, 8))))
-          x.0 j -> out.0 j
-        """
-        self._definition.rules.sharding = rule
-        return rule
-
-    @checked
-    def sharding_rule(self, *args: Any, **keywords: Any) -> ShardingRule | None:
-        """The rule by which devices divide a call for arrays or `jax.ShapeDtypeStruct`s and static arguments.
-
-        It follows from the accesses of the body, if `defsharding` states none; None for a body that closes over traced
-        values, and for 4-bit arrays.
-
-        Example:
-          >>> import jax, jax.numpy as jnp, tilekern as tk
-          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-          ... def doubled_rows(x, out, *, block: tk.Block = 8):
-          ...     i = tk.parallel(x.shape[0], block)
-          ...     out[i, :] = x[i, :] * 2
-          >>> print(doubled_rows.sharding_rule(jnp.ones((16, 4))))
-          i x.1 -> i out.1
-        """
-        args, keywords = self.signature.positional(args, keywords)
-        family, _ = self._family(args, *self._check(keywords))
-        return family.sharding
-
-    @checked
-    def trace(self, *args: Any, **keywords: Any) -> Traced:
-        """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
-        args, keywords = self.signature.positional(args, keywords)
-        family, _ = self._family(args, *self._check(keywords))
-        return Traced(family, of_call(family.declared, family.captured), family.target)
-
-    def _make_family(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> tuple[KernelFamily, bool]:
-        family = KernelFamily(self._definition, args, statics, blocks, target)
-        if family.captures_tracers:
-            family.trace_early()
-        return family, not family.captures_tracers
-
-    def _bind(self, family: KernelFamily, args: tuple[Any, ...]) -> Any:
-        leaves = call(family, *jax.tree.leaves(args), *family.captured)
-        return family.declared.results.pack(leaves)

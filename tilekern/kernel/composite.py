@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -12,99 +13,66 @@ import jax.numpy as jnp
 
 from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, TraceError, UnsupportedError
-from tilekern.kernel import derivatives
+from tilekern.kernel import stated_rules
 from tilekern.kernel.choice import Tunable
-from tilekern.kernel.declared_call import DeclaredCall
-from tilekern.kernel.definition import Definition
-from tilekern.kernel.divided import on_explicit_mesh
-from tilekern.kernel.family import Calls, Family, Program, stacked
-from tilekern.kernel.inherited_target import inherit_target
+from tilekern.kernel.definition import Definition, TypedCall, inherit_target
+from tilekern.kernel.dispatch import call
+from tilekern.kernel.primitive import Callee, Calls, Dims, Divisible, Program, Types, calls_in
 from tilekern.kernel.results import results
-from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.signature import LAUNCH
+from tilekern.kernel.vmapped_rules import stacked, vmapped_jvp, vmapped_transpose
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
-from tilekern.primitive import call, calls_in, kernel_call_p
 
 # A JAX function of flat operands.
 type Function = Callable[..., list[jax.Array]]
-
-type _Types = Sequence[jax.ShapeDtypeStruct]
-
-# For each operand the dim along which it is stacked; None for an operand that all calls share.
-type _Dims = tuple[int | None, ...]
 
 
 class Rules(NamedTuple):
     """Rules for derivatives, in the place of JAX's derivatives of the function.
 
     Attributes:
-      jvp: as `Family.jvp`; None for JAX's.
-      transpose: as `Family.transpose`; it returns None for operands for which JAX's transpose serves.
+      jvp: as `Callee.jvp`; None for JAX's.
+      transpose: as `Callee.transpose`; it returns None for operands for which JAX's transpose serves.
     """
 
     jvp: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]] | None
     transpose: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
 
-class Divisible(NamedTuple):
-    """A sharding rule, by which each device runs the function on its parts of the operands.
-
-    Attributes:
-      rule: returns the rule by the accesses alone; None if no rule is known.
-      part: returns the function on parts, or the reason why it is not proved; see `Family.part`.
-    """
-
-    rule: Callable[[], ShardingRule | None]
-    part: Callable[[Mapping[str, int]], Family | str]
-
-
-class Composite(Family):
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Composite(Callee):
     """A JAX function of kernels, made for each target.
 
-    Explicit axes of a mesh divide the operations of the function by JAX's rules, and each kernel inside by its own.
-    Then the function is traced again, for the types of its operands say how they are divided.
+    Without a sharding rule, explicit axes of a mesh divide the operations of the function by JAX's rules, and each
+    kernel inside by its own. Then the function is traced again, for the types of its operands say how they are divided.
 
     Attributes:
       types: the types of the operands; None for a function that is not traced, because what it calls is.
-      declared: the call of the op; None for a function that no user declares.
+      make: `make(target, on_mesh)` returns the function for a target; `on_mesh` is True if a mesh divides its operands.
+      rules: rules for derivatives; None for JAX's.
+      op: the call of the op; None for a function that no user declares.
     """
 
-    def __init__(
-        self,
-        name: str,
-        asked: Target | None,
-        types: _Types | None,
-        outputs: _Types,
-        make: Callable[[Target, bool], Function],
-        *,
-        rules: Rules | None = None,
-        divisible: Divisible | None = None,
-        declared: DeclaredCall | None = None,
-    ) -> None:
-        """A function of a name, for operands and results of given types.
+    types: Types | None
+    make: Callable[[Target, bool], Function]
+    rules: Rules | None = None
+    divisible: Divisible | None = None
+    op: TypedCall | None = None
 
-        `make(target, on_mesh)` returns the function for a target; `on_mesh` is True if it will be traced inside a mesh.
-        """
-        super().__init__(name, asked)
-        self.types, self.outputs, self.declared = types, outputs, declared
-        self._make, self._rules, self._divisible = make, rules, divisible
+    def function(self, target: Target) -> Function:
+        """The function of flat operands for a target, traced once."""
+        types = self.types
+        if types is None:
+            return self.make(target, False)
+        return self.once(("function", target), lambda: _jax.of_jaxpr(self._trace(target, types), self.name))
 
-    def function(self, target: Target, *, on_mesh: bool = False) -> Function:
-        """The function of flat operands for a target: traced once, unless it will be traced inside a mesh."""
-        if on_mesh or self.types is None:
-            return self._make(target, on_mesh)
-        function = self.caches.members.get(target)
-        if function is None:
-            self.caches.members[target] = function = _jax.of_jaxpr(self._traced(target, self.types), self.name)
-        return function
-
-    def _traced(self, target: Target, types: _Types) -> _jax.Jaxpr:
-        with nullcontext() if self.declared is None else _jax.checking(self.declared.settings):
-            jaxpr = traced(self._make(target, False), types)
+    def _trace(self, target: Target, types: Types) -> _jax.Jaxpr:
+        with nullcontext() if self.op is None else _jax.checking(self.op.settings):
+            jaxpr = traced(self.make(target, False), types)
         for value in jaxpr.consts:
-            if isinstance(value, _jax.Tracer) and self.declared is not None:
-                raise _captures(self.declared, value)
+            if isinstance(value, _jax.Tracer) and self.op is not None:
+                raise _captures(self.op, value)
         return jaxpr
 
     def traced(self, target: Target) -> tuple[_jax.Jaxpr, Calls]:
@@ -113,60 +81,37 @@ class Composite(Family):
         jaxpr = traced(self.function(target), self.types)
         return jaxpr, called(jaxpr, target)
 
-    def kernels(self, target: Target, operands: _Types) -> Calls:
+    def kernels(self, target: Target, operands: Types) -> Calls:
         return called(traced(self.function(target), operands), target)
 
     def program(self, target: Target) -> Program:
         # The operations of the function are partitioned; each kernel inside is checked as a call of its own.
         return jax.jit(self.function(target)), "partitioned"
 
-    # --- meshes ---
+    def on_mesh(self, target: Target) -> Function:
+        return self.make(target, True)
 
-    @property
-    def rule(self) -> ShardingRule | None:
-        return None if self._divisible is None else self._divisible.rule()
-
-    def _part(self, parts: Mapping[str, int]) -> Family | str:
-        assert self._divisible is not None
-        return self._divisible.part(parts)
-
-    def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
-        if self._divisible is not None:
-            return on_explicit_mesh(self, operands)
-        return _jax.bind(kernel_call_p, *operands, family=self)
-
-    def types_on_mesh(self, operands: Sequence[Any]) -> Sequence[Any]:
-        return _meshes.types_of(self.program_on_mesh(self.target), operands)
-
-    def program_on_mesh(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        key = (target, "on a mesh")
-        if key not in self.caches.programs:
-            self.caches.programs[key] = jax.jit(self.function(target, on_mesh=True))
-        return self.caches.programs[key]
+    def calls_host(self, target: Target) -> bool:
+        return False
 
     # --- rules of JAX ---
 
-    def batched(self, size: int, dims: _Dims) -> tuple[Family, _Dims]:
+    def batched(self, size: int, dims: Dims) -> tuple[Callee, Dims]:
         return vmapped(self, size, dims), dims
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        if self._rules is not None and self._rules.jvp is not None:
-            return self._rules.jvp(primals, tangents)
+        if self.rules is not None and self.rules.jvp is not None:
+            return self.rules.jvp(primals, tangents)
         moving = tuple(t is not None for t in tangents)
-        tangent = self.caches.derived.get(moving)
-        if tangent is None:
-            self.caches.derived[moving] = tangent = _tangent(self, moving)
+        tangent = self.once(("tangent", moving), lambda: _tangent(self, moving))
         return call(self, *primals), call(tangent, *primals, *(t for t in tangents if t is not None))
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        by_rule = None if self._rules is None else self._rules.transpose(cotangents, operands)
+        by_rule = None if self.rules is None else self.rules.transpose(cotangents, operands)
         if by_rule is not None:
             return by_rule
         linear = tuple(x if isinstance(x, jax.ShapeDtypeStruct) else None for x in operands)
-        key = ("transpose", linear)
-        transposed = self.caches.derived.get(key)
-        if transposed is None:
-            self.caches.derived[key] = transposed = _transposed(self, linear)
+        transposed = self.once(("transpose", linear), lambda: _transposed(self, linear))
         fixed = [x for x, unknown in zip(operands, linear, strict=True) if unknown is None]
         cotangents_of_linear = iter(call(transposed, *fixed, *filled(cotangents, self.outputs)))
         return [None if unknown is None else next(cotangents_of_linear) for unknown in linear]
@@ -180,7 +125,7 @@ def _tangent(of: Composite, moving: tuple[bool, ...]) -> Composite:
     moved = [n for n, moves in enumerate(moving) if moves]
 
     def make(target: Target, on_mesh: bool) -> Function:
-        function = of.function(target, on_mesh=on_mesh)
+        function = of.on_mesh(target) if on_mesh else of.function(target)
 
         def run(*operands: jax.Array) -> list[jax.Array]:
             primals, tangents = operands[: len(moving)], operands[len(moving) :]
@@ -194,7 +139,7 @@ def _tangent(of: Composite, moving: tuple[bool, ...]) -> Composite:
         return run
 
     types = _known(of)
-    return Composite(f"{of.name}_tangent", of.asked, [*types, *(types[n] for n in moved)], of.outputs, make)
+    return _derived(of, "tangent", [*types, *(types[n] for n in moved)], of.outputs, make)
 
 
 def _transposed(of: Composite, linear: tuple[jax.ShapeDtypeStruct | None, ...]) -> Composite:
@@ -208,7 +153,7 @@ def _transposed(of: Composite, linear: tuple[jax.ShapeDtypeStruct | None, ...]) 
     outputs = [t for t, unknown in pairs if unknown is not None]
 
     def make(target: Target, on_mesh: bool) -> Function:
-        function = of.function(target, on_mesh=on_mesh)
+        function = of.on_mesh(target) if on_mesh else of.function(target)
         types = [t for t in linear if t is not None] if on_mesh else outputs
 
         def run(*operands: jax.Array) -> list[jax.Array]:
@@ -222,19 +167,26 @@ def _transposed(of: Composite, linear: tuple[jax.ShapeDtypeStruct | None, ...]) 
         return run
 
     types = [*(t for t, unknown in pairs if unknown is None), *of.outputs]
-    return Composite(f"{of.name}_transpose", of.asked, types, outputs, make)
+    return _derived(of, "transpose", types, outputs, make)
 
 
-def vmapped(of: Composite, size: int, dims: _Dims) -> Composite:
+def _derived(
+    of: Composite, kind: str, types: Types, outputs: Types, make: Callable[[Target, bool], Function]
+) -> Composite:
+    return Composite(name=f"{of.name}_{kind}", asked=of.asked, types=types, outputs=outputs, make=make)
+
+
+def vmapped(of: Composite, size: int, dims: Dims) -> Composite:
     """`size` calls of a function at once: `jax.vmap` batches the kernels inside."""
 
     def make(target: Target, on_mesh: bool) -> Function:
-        return jax.vmap(of.function(target, on_mesh=on_mesh), in_axes=dims, axis_size=size)
+        function = of.on_mesh(target) if on_mesh else of.function(target)
+        return jax.vmap(function, in_axes=dims, axis_size=size)
 
-    return Composite(of.name, of.asked, None, stacked(of.outputs, size), make, rules=_vmapped_rules(of, size, dims))
+    return _many(of, size, dims, make)
 
 
-def mapped(of: Family, size: int, dims: _Dims) -> Composite:
+def mapped(of: Callee, size: int, dims: Dims) -> Composite:
     """`size` calls of a kernel in a loop, for a batch of unknown size: a grid has a known size.
 
     `dims` has 0 for an operand that is stacked, and None for an operand that all calls share.
@@ -250,15 +202,13 @@ def mapped(of: Family, size: int, dims: _Dims) -> Composite:
     def make(target: Target, on_mesh: bool) -> Function:
         return run
 
-    return Composite(of.name, of.asked, None, stacked(of.outputs, size), make, rules=_vmapped_rules(of, size, dims))
+    return _many(of, size, dims, make)
 
 
-def _vmapped_rules(of: Family, size: int, dims: _Dims) -> Rules:
-    """The derivatives of `size` calls: the derivatives of one call under `jax.vmap`."""
-    return Rules(
-        partial(derivatives.batched_jvp, of, size, dims),
-        partial(derivatives.batched_transpose, of, size, dims),
-    )
+def _many(of: Callee, size: int, dims: Dims, make: Callable[[Target, bool], Function]) -> Composite:
+    rules = Rules(partial(vmapped_jvp, of, size, dims), partial(vmapped_transpose, of, size, dims))
+    outputs = stacked(of.outputs, size)
+    return Composite(name=of.name, asked=of.asked, types=None, outputs=outputs, make=make, rules=rules)
 
 
 # --- ops ------------------------------------------------------------------------------------------------------------
@@ -270,26 +220,32 @@ def op_call(
     statics: Mapping[str, Any],
     blocks: Mapping[str, Tunable],
     target: Target | None,
-) -> DeclaredCall:
+) -> TypedCall:
     """A call of an op on arguments of given types, which are checked."""
     _check_call(definition, arguments, blocks)
     declared = definition.declared_type(arguments, statics)
     with source.at(definition.loc):
         result_types = results(definition.signature.name, (), declared)
-    return DeclaredCall(definition, tuple(arguments), statics, blocks, target, result_types, definition.settings())
+    return TypedCall(definition, tuple(arguments), statics, blocks, target, result_types, definition.settings())
 
 
-def op(declared: DeclaredCall) -> Composite:
+def op(call: TypedCall) -> Composite:
     """An op for arguments of given types, traced for the target that its call names, or else for the default."""
-    types, outputs = jax.tree.leaves(declared.arguments), jax.tree.leaves(declared.results.trees)
-    stated = Rules(partial(derivatives.jvp, declared), partial(derivatives.transpose, declared))
-    rules, make = None if declared.rules.states_none else stated, partial(_function_of_op, declared)
-    composite = Composite(declared.name, declared.asked, types, outputs, make, rules=rules, declared=declared)
+    stated = Rules(partial(stated_rules.jvp, call), partial(stated_rules.transpose, call))
+    composite = Composite(
+        name=call.name,
+        asked=call.asked,
+        types=jax.tree.leaves(call.arguments),
+        outputs=jax.tree.leaves(call.results.trees),
+        make=partial(_function_of_op, call),
+        rules=None if call.rules.states_none else stated,
+        op=call,
+    )
     composite.function(composite.target)  # so that an error comes with the call
     return composite
 
 
-def _function_of_op(declared: DeclaredCall, target: Target, on_mesh: bool) -> Function:
+def _function_of_op(declared: TypedCall, target: Target, on_mesh: bool) -> Function:
     """The op on flat operands, with the blocks of a target."""
     blocks = declared.blocks_for(target)
     keywords = {**declared.statics, **{name: blocks[name] for name in declared.signature.tunables}}
@@ -306,7 +262,7 @@ def _function_of_op(declared: DeclaredCall, target: Target, on_mesh: bool) -> Fu
     return run
 
 
-def _checked(declared: DeclaredCall, returned: Any) -> list[jax.Array]:
+def _checked(declared: TypedCall, returned: Any) -> list[jax.Array]:
     leaves, tree = _jax.flatten(returned)
     types = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
     if types != declared.results.trees:
@@ -320,7 +276,7 @@ def _checked(declared: DeclaredCall, returned: Any) -> list[jax.Array]:
     return leaves
 
 
-def _endless(declared: DeclaredCall) -> UnsupportedError:
+def _endless(declared: TypedCall) -> UnsupportedError:
     with source.at(declared.definition.loc):
         return UnsupportedError(
             f"{declared.name} calls itself without end",
@@ -330,7 +286,7 @@ def _endless(declared: DeclaredCall) -> UnsupportedError:
         )
 
 
-def _captures(declared: DeclaredCall, value: Any) -> TraceError:
+def _captures(declared: TypedCall, value: Any) -> TraceError:
     """The refusal of an op that closes over a traced value, which has ended by the time the op is lowered."""
     with source.at(declared.definition.loc):
         return TraceError(
@@ -364,13 +320,13 @@ def _check_call(definition: Definition, arguments: Sequence[Any], blocks: Mappin
 # --- operands and jaxprs --------------------------------------------------------------------------------------------
 
 
-def _known(of: Composite) -> _Types:
+def _known(of: Composite) -> Types:
     """The types of the operands of a function that JAX differentiates; a vmapped function has its own rules."""
     assert of.types is not None, of.name
     return of.types
 
 
-def filled(values: Sequence[Any], types: _Types) -> list[Any]:
+def filled(values: Sequence[Any], types: Types) -> list[Any]:
     """The values, with zeros of the type in `types` for each None."""
     return [jnp.zeros(t.shape, t.dtype) if v is None else v for v, t in zip(values, types, strict=True)]
 
@@ -380,7 +336,7 @@ def is_float(aval: jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating)
 
 
-def traced(function: Function, operands: _Types) -> _jax.Jaxpr:
+def traced(function: Function, operands: Types) -> _jax.Jaxpr:
     """The jaxpr of a function of flat operands."""
     with _meshes.outside_of_meshes():
         return _jax.make_jaxpr(function, *operands)
@@ -389,6 +345,6 @@ def traced(function: Function, operands: _Types) -> _jax.Jaxpr:
 def called(jaxpr: _jax.Jaxpr, target: Target) -> Calls:
     """The kernels that a jaxpr calls, each with its target, without repetitions."""
     calls: Calls = []
-    for family, operands in calls_in(jaxpr):
-        calls += family.kernels(family.asked or target, operands)
+    for callee, operands in calls_in(jaxpr):
+        calls += callee.kernels(callee.asked or target, operands)
     return list(dict.fromkeys(calls))

@@ -1,9 +1,11 @@
-"""The definition of a kernel or op: its function, and everything that decorators state about it."""
+"""The definition of a kernel or op, with everything that decorators state about it; and its calls on given types."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,10 +14,11 @@ import jax
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TilekernError
 from tilekern.kernel.choice import Tunable
+from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lower.device import device_of
-from tilekern.lower.target import TARGETS, Target
+from tilekern.lower.target import DEFAULT, TARGETS, Target
 
 Schedule = Callable[..., Mapping[str, Tunable]]
 
@@ -155,3 +158,81 @@ def _for_target(schedules: Mapping[str, Schedule], target: Target) -> Schedule |
     """The schedule of the longest name with which a target's name begins; None if there is none."""
     names = [name for name in schedules if target.name.startswith(name)]
     return schedules[max(names, key=len)] if names else None
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TypedCall:
+    """A call of a kernel or op on arguments of given types.
+
+    Attributes:
+      definition: the definition of the kernel or op.
+      arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
+      statics: the static arguments.
+      blocks: the blocks, choices and launch options that the call gives.
+      asked: the target that the call names; None if it names none.
+      results: the types of the results.
+      settings: the settings of JAX under which the body and the rules are traced.
+    """
+
+    definition: Definition
+    arguments: tuple[Any, ...]
+    statics: Mapping[str, Any]
+    blocks: Mapping[str, Tunable]
+    asked: Target | None
+    results: Results
+    settings: _jax.Settings
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel or op."""
+        return self.definition.signature.name
+
+    @property
+    def target(self) -> Target:
+        """The target that the call is traced for: the one that it names, or else the default."""
+        return self.asked or DEFAULT
+
+    @property
+    def signature(self) -> Signature:
+        """The parameters of the kernel or op."""
+        return self.definition.signature
+
+    @property
+    def rules(self) -> Rules:
+        """The rules for derivatives."""
+        return self.definition.rules
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Static arguments, then blocks, choices and launch options, as the call gives them."""
+        return {**self.statics, **self.blocks}
+
+    def blocks_for(self, target: Target) -> dict[str, Tunable]:
+        """Blocks, choices and launch options on a target."""
+        return self.definition.blocks_for(target, self.arguments, self.statics, self.blocks)
+
+    def again(self, *args: Any) -> Any:
+        """The results of the same call on inputs of any types: with its static arguments, blocks and target."""
+        target = {} if self.asked is None else {"target": self.asked.asked_as}
+        return self.rules.callee()(*args, **self.keywords, **target)
+
+
+_inherited: ContextVar[str | None] = ContextVar("tilekern_inherited_target", default=None)
+
+
+def inherited_target() -> str | None:
+    """The name of the target for calls that do not name one, inside of an op or of a rule for derivatives."""
+    return _inherited.get()
+
+
+@contextmanager
+def inherit_target(target: Target | None) -> Generator[None]:
+    """Calls inside that name no target use this one; None for the best target of the platform."""
+    token = _inherited.set(None if target is None else target.asked_as)
+    try:
+        yield
+    finally:
+        _inherited.reset(token)

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tilekern import _meshes, source
+from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, GatherWarning
-from tilekern.kernel.caches import gather_warnings
+from tilekern.kernel.primitive import Callee, bind
 from tilekern.kernel.sharding_rule import Division, ShardingRule, Spec
-from tilekern.primitive import call
 
-if TYPE_CHECKING:
-    from tilekern.kernel.family import Family
+gather_warnings = _jax.Cache[tuple[Any, ...], None](512)
+"""Callees and types of operands or results for which a `GatherWarning` was given."""
 
 
-def divide(family: Family, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
+def divide(callee: Callee, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
     """The division of a call by its operands' shardings; None if the call has no sharding rule.
 
     Args:
-      family: the family of the call.
+      callee: what the call runs.
       specs: for each operand the axes that divide its dims.
       mesh: the sizes of the axes.
     """
-    rule = family.rule
+    rule = callee.rule
     if rule is None:
         return None
     division = rule.assign(specs, mesh)
-    while isinstance(reason := family.part(division.parts), str):
+    while isinstance(reason := callee.part(division.parts), str):
         # The first name that cannot be divided by itself, else the first name of all, gets fewer axes, or none.
-        names = [name for name, count in division.parts.items() if isinstance(family.part({name: count}), str)]
+        names = [name for name, count in division.parts.items() if isinstance(callee.part({name: count}), str)]
         division = division.without_last_axis((names or [*division.parts])[0], reason).assign(specs, mesh)
     return division
 
 
-def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
+def on_explicit_mesh(callee: Callee, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of a call of which explicit axes of a mesh divide operands.
 
     Raises:
@@ -48,15 +47,15 @@ def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
     avals = [jax.typeof(x) for x in operands]
     mesh = next(a.sharding.mesh for a in avals if not a.sharding.mesh.empty)
     specs = [_meshes.spec_of(a) for a in avals]
-    division = None if any(map(_meshes.is_addend, avals)) else divide(family, specs, dict(mesh.shape))
+    division = None if any(map(_meshes.is_addend, avals)) else divide(callee, specs, dict(mesh.shape))
     if division is None:
-        raise _refused(family, avals)
+        raise _refused(callee, avals)
     moved = [
-        _moved(family, n, x, *pair) for n, (x, *pair) in enumerate(zip(operands, specs, division.operands, strict=True))
+        _moved(callee, n, x, *pair) for n, (x, *pair) in enumerate(zip(operands, specs, division.operands, strict=True))
     ]
     shard_map = cast(Callable[..., Any], jax.shard_map)
     run = shard_map(
-        on_part(family, division),
+        on_part(callee, division),
         mesh=mesh,
         in_specs=tuple(map(_partition_spec, division.operands)),
         out_specs=tuple(map(_partition_spec, division.results)),
@@ -65,13 +64,13 @@ def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
     return list(run(*moved))
 
 
-def on_part(family: Family, division: Division) -> Callable[..., tuple[Any, ...]]:
+def on_part(callee: Callee, division: Division) -> Callable[..., tuple[Any, ...]]:
     """The function that each device runs on its parts, in a `jax.shard_map`."""
-    part = family.part(division.parts)
+    part = callee.part(division.parts)
     assert not isinstance(part, str)
 
     def run(*operands: Any) -> tuple[Any, ...]:
-        results = call(part, *operands)
+        results = bind(part, *operands)
         pairs = ((r, division.summed(n)) for n, r in enumerate(results))
         return tuple(cast(Any, jax.lax).psum(r, axes) if axes else r for r, axes in pairs)
 
@@ -82,26 +81,26 @@ def _partition_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*(axes or None for axes in spec))
 
 
-def _moved(family: Family, number: int, operand: Any, spec: Spec, needed: Spec) -> Any:
+def _moved(callee: Callee, number: int, operand: Any, spec: Spec, needed: Spec) -> Any:
     """An operand, divided as `needed`; warns once if devices gather it for that."""
     if spec == needed:
         return operand
-    _warn_if_gathered(family, number, operand, spec, needed)
+    _warn_if_gathered(callee, number, operand, spec, needed)
     return cast(Any, jax).reshard(operand, _partition_spec(needed))
 
 
-def _warn_if_gathered(family: Family, number: int, operand: Any, spec: Spec, needed: Spec) -> None:
+def _warn_if_gathered(callee: Callee, number: int, operand: Any, spec: Spec, needed: Spec) -> None:
     if any(set(axes) - set(needed_axes) for axes, needed_axes in zip(spec, needed, strict=True)):
-        _warn_once(family, number, operand, f"as {_partition_spec(spec)}", f"as {_partition_spec(needed)}")
+        _warn_once(callee, number, operand, f"as {_partition_spec(spec)}", f"as {_partition_spec(needed)}")
 
 
-def _warn_once(family: Family, number: int, operand: Any, division: str, needed: str) -> None:
-    shape = (family.name, number, operand.shape, division)
+def _warn_once(callee: Callee, number: int, operand: Any, division: str, needed: str) -> None:
+    shape = (callee.name, number, operand.shape, division)
     if shape in gather_warnings:
         return
     gather_warnings[shape] = None
     message = (
-        f"each device gathers operand {number} of {family.name}, {operand.size * operand.dtype.itemsize} bytes, "
+        f"each device gathers operand {number} of {callee.name}, {operand.size * operand.dtype.itemsize} bytes, "
         f"which is divided {division}, and is needed {needed}.\n"
         f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not; devices must "
         f"divide a dim evenly"
@@ -110,10 +109,10 @@ def _warn_once(family: Family, number: int, operand: Any, division: str, needed:
     warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
 
 
-def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
+def _refused(callee: Callee, avals: Sequence[Any]) -> ArgumentError:
     number, aval = next((n, a) for n, a in enumerate(avals) if _meshes.is_divided(a))
     return ArgumentError(
-        f"{family.name} is called with an array that a mesh divides by its type",
+        f"{callee.name} is called with an array that a mesh divides by its type",
         expected="arrays that are whole on each device, or a call in jax.shard_map",
         got=f"array {number} = {aval.str_short(short_dtypes=True)}",
         fix="wrap the call in jax.shard_map: then each device calls it for its own part; or make the array whole on "
@@ -124,15 +123,15 @@ def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
 # --- automatic meshes -------------------------------------------------------------------------------------------------
 
 
-def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
+def partitioned(callee: Callee) -> Callable[..., Sequence[jax.Array]]:
     """The jitted program of a call in a program that XLA divides: XLA asks it for the program of a device's part."""
-    rule = family.rule
+    rule = callee.rule
     assert rule is not None
 
     def partition(mesh: Any, operands: Sequence[Any], results: Any) -> tuple[Any, ...]:
-        division = _division_for(family, rule, mesh, operands)
+        division = _division_for(callee, rule, mesh, operands)
         sharding = _shardings(mesh, division, operands)
-        run = on_part(family, division)
+        run = on_part(callee, division)
 
         def of_part(*operands: Any) -> tuple[Any, ...]:
             with _meshes.outside_of_meshes():
@@ -141,10 +140,10 @@ def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
         return mesh, of_part, tuple(map(sharding, division.results)), tuple(map(sharding, division.operands))
 
     def together(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(call(family, *operands))  # for its types: JAX lowers what `partition` returns
+        return tuple(bind(callee, *operands))  # for its types: JAX lowers what `partition` returns
 
     def program(*operands: jax.Array) -> Sequence[jax.Array]:
-        text, needed, sizes = rule.as_shardy(operands, family.outputs)
+        text, needed, sizes = rule.as_shardy(operands, callee.outputs)
         partitionable = cast(Any, custom_partitioning)(together)
         partitionable.def_partition(
             partition=partition,
@@ -155,11 +154,11 @@ def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
         )
         return partitionable(*operands)
 
-    program.__name__ = family.name
+    program.__name__ = callee.name
     return jax.jit(program)
 
 
-def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Sequence[Any]) -> Division:
+def _division_for(callee: Callee, rule: ShardingRule, mesh: Any, operands: Sequence[Any]) -> Division:
     """The division by the shardings that XLA chose; a division without axes where they name no mesh.
 
     Nor does it have axes where a part of an axis divides a dim, as two of four devices 6 tiles.
@@ -170,14 +169,14 @@ def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Seque
     specs = [spec for spec in found_specs if spec is not None]
     if len(specs) < len(found_specs):
         number = found_specs.index(None)
-        _warn_once(family, number, operands[number], "by a part of an axis of the mesh", "whole")
+        _warn_once(callee, number, operands[number], "by a part of an axis of the mesh", "whole")
         return Division(rule, {}, {})
-    division = divide(family, specs, dict(mesh.shape))
+    division = divide(callee, specs, dict(mesh.shape))
     assert division is not None
     # An axis that divides another dim is XLA's choice, as for weights that are gathered for a product.
     needed = rule.fitting(specs, dict(mesh.shape)) if division.axes else division.operands
     for number, (operand, *pair) in enumerate(zip(operands, specs, needed, strict=True)):
-        _warn_if_gathered(family, number, operand, *pair)
+        _warn_if_gathered(callee, number, operand, *pair)
     return division
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from tilekern import _jax
 from tilekern.errors import ArgumentError
 from tilekern.kernel.arguments import check_argument
-from tilekern.kernel.declared_call import DeclaredCall
+from tilekern.kernel.definition import TypedCall
+from tilekern.kernel.instance import Instance
 from tilekern.kernel.packed import unpacked
 from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature
-from tilekern.kernel.tile_family import TileFamily
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 
@@ -103,20 +103,20 @@ class Interface:
         return self.results.pack([np.asarray(x) for x in unpacked(outputs, jax.tree.leaves(self.results.trees))])
 
 
-def of_call(call: DeclaredCall, captured: tuple[Any, ...] = ()) -> Interface:
+def of_call(call: TypedCall, captured: tuple[Any, ...] = ()) -> Interface:
     """The interface of a declared kernel or op."""
     statics = {name: describe(value) for name, value in call.statics.items()}
     return Interface(call.name, call.signature, call.arguments, call.results, captured, statics)
 
 
-def of_flat_arrays(family: TileFamily, target: Target) -> Interface:
+def of_flat_arrays(kernel: Instance, target: Target) -> Interface:
     """The interface of a kernel that an op calls, as a function of flat arrays.
 
     The arguments are the arrays of the call, then the arrays that the kernel closes over. The result is an array, or a
     tuple of arrays.
     """
-    inputs = family.func(target).inputs
-    names = [inputs[n].name for n in range(len(family.types))]
-    signature = Signature(family.name, tuple(names), {}, {}, {})
-    results = Results(tuple(family.outputs), (), len(family.outputs) == 1)
-    return Interface(family.name, signature, tuple(family.types), results)
+    inputs = kernel.func(target).inputs
+    names = [inputs[n].name for n in range(len(kernel.types))]
+    signature = Signature(kernel.name, tuple(names), {}, {}, {})
+    results = Results(tuple(kernel.outputs), (), len(kernel.outputs) == 1)
+    return Interface(kernel.name, signature, tuple(kernel.types), results)

@@ -1,30 +1,36 @@
-"""The stages of a kernel, like the stages of `jax.jit`: `Traced`, `Lowered`, `Compiled`; and `interpret`."""
+"""The stages of kernels and of ops, like the stages of `jax.jit`: traced, lowered, compiled; and `interpret`."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 
+from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError, checked
 from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.derived import BackwardPass, tangent_family
-from tilekern.kernel.interface import Interface, of_flat_arrays
+from tilekern.kernel.composite import Composite, op
+from tilekern.kernel.definition import TypedCall
+from tilekern.kernel.derived_rules import BackwardPass, tangent_of
+from tilekern.kernel.dispatch import call
+from tilekern.kernel.file_format import decode, encode
+from tilekern.kernel.instance import Instance, Version
+from tilekern.kernel.interface import Interface, of_call, of_flat_arrays
 from tilekern.kernel.packed import packed
-from tilekern.kernel.saved import decode, encode
-from tilekern.kernel.tile_family import Member, TileFamily
+from tilekern.kernel.primitive import Calls
 from tilekern.lang.tiles import describe
 from tilekern.lower.lowering import CompiledProgram
 from tilekern.lower.resources import Resources
-from tilekern.lower.target import Target, resolve
-from tilekern.primitive import call
+from tilekern.lower.target import Target, on_platform, resolve
 
 if TYPE_CHECKING:
     from tilekern.estimate import Estimate
@@ -38,10 +44,10 @@ class Traced:
       ir: the block IR, with the blocks of the default target.
     """
 
-    def __init__(self, family: TileFamily, interface: Interface, target: Target) -> None:
-        self._family, self._interface, self._target = family, interface, target
-        self._member = family.member(target)
-        self.ir: Func = self._member.func
+    def __init__(self, kernel: Instance, interface: Interface, target: Target) -> None:
+        self._kernel, self._interface, self._target = kernel, interface, target
+        self._version = kernel.version(target)
+        self.ir: Func = self._version.func
 
     def __str__(self) -> str:
         return str(self.ir)
@@ -50,7 +56,7 @@ class Traced:
     def __call__(self, *arrays: Any) -> Any:
         """Call the kernel on arrays of the types it was traced for, inside or outside of `jax.jit`, as by its name."""
         leaves = self._interface.flat(arrays)
-        return self._interface.results.pack(call(self._family, *leaves, *self._interface.captured))
+        return self._interface.results.pack(call(self._kernel, *leaves, *self._interface.captured))
 
     @checked
     def save(self, path: str | PathLike[str], targets: Sequence[str] | None = None) -> None:
@@ -81,7 +87,7 @@ class Traced:
           Array([0, 2, 4], dtype=int32)
         """
         _check_closed(self._interface)
-        _write_whole(Path(path), encode(self._family, self._interface, self._target, targets))
+        _write_whole(Path(path), encode(self._kernel, self._interface, self._target, targets))
 
     def cost(self) -> Cost:
         """The floating-point operations and bytes of a call, with the blocks of the default target."""
@@ -100,7 +106,7 @@ class Traced:
           tilekern.errors.TargetError: there is no such target or emitter, or it does not take the kernel; at the user's
             line.
         """
-        return Lowered(self._family, self._interface, resolve(target, emitter))
+        return Lowered(self._kernel, self._interface, resolve(target, emitter))
 
     @checked
     def gradient(self, wrt: str | Sequence[str] | None = None) -> Gradient:
@@ -131,7 +137,7 @@ class Traced:
           }
           <BLANKLINE>
         """
-        return Gradient(self._family, self._interface, self._target, wrt)
+        return Gradient(self._kernel, self._interface, self._target, wrt)
 
     @checked
     def interpret(self, *arrays: Any) -> Any:
@@ -155,7 +161,7 @@ class Traced:
           >>> double.trace(jnp.arange(3)).interpret(jnp.arange(3))
           array([0, 2, 4], dtype=int32)
         """
-        return self._interface.packed_arrays(_interpret(self.ir, *_inputs(self._interface, self._member, arrays)))
+        return self._interface.packed_arrays(_interpret(self.ir, *_inputs(self._interface, self._version, arrays)))
 
 
 class Gradient:
@@ -168,12 +174,10 @@ class Gradient:
         inputs. Each takes inputs of the kernel, cotangents of results, and results of earlier kernels.
     """
 
-    def __init__(
-        self, family: TileFamily, interface: Interface, target: Target, wrt: str | Sequence[str] | None
-    ) -> None:
+    def __init__(self, kernel: Instance, interface: Interface, target: Target, wrt: str | Sequence[str] | None) -> None:
         moving = interface.moving(wrt)
-        along = tangent_family(family, (*moving, *(False for _ in interface.captured)))
-        against = BackwardPass(along, (*(False for _ in family.types), *(True for m in moving if m)))
+        along = tangent_of(kernel, (*moving, *(False for _ in interface.captured)))
+        against = BackwardPass(along, (*(False for _ in kernel.types), *(True for m in moving if m)))
         self.tangent = Traced(along, of_flat_arrays(along, target), target)
         stages = against.stages(target)
         self.backward: tuple[Traced, ...] = tuple(Traced(s, of_flat_arrays(s, target), target) for s in stages)
@@ -192,12 +196,12 @@ class Lowered:
         "cuda:…", Mosaic's MLIR for "tpu:…".
     """
 
-    def __init__(self, family: TileFamily, interface: Interface, target: Target) -> None:
+    def __init__(self, kernel: Instance, interface: Interface, target: Target) -> None:
         _check_closed(interface)
         self.target, self._interface = target.name, interface
-        served, self._lowered = family.lowered_or_portable(target) if target.falls_back else family.served(target)
-        self._family, self._served, self._member = family, served, family.member(served)
-        self.ir: Func = self._member.func
+        served, self._lowered = kernel.lowered_or_portable(target) if target.falls_back else kernel.served(target)
+        self._kernel, self._served, self._version = kernel, served, kernel.version(served)
+        self.ir: Func = self._version.func
         self.text: str = self._lowered.text
 
     def __str__(self) -> str:
@@ -223,12 +227,12 @@ class Lowered:
 
         It runs `text` itself: for "cuda:…" in Triton's interpreter, which checks every access against the arrays.
         """
-        outputs = self._lowered.interpret(*_inputs(self._interface, self._member, arrays))
+        outputs = self._lowered.interpret(*_inputs(self._interface, self._version, arrays))
         return self._interface.packed_arrays(outputs)
 
     def compile(self) -> Compiled:
         """Compile for the target. Its hardware need not be here, unless the result is called."""
-        return Compiled(self, self._interface, self._member, self._lowered.compile())
+        return Compiled(self, self._interface, self._version, self._lowered.compile())
 
     @checked
     def estimate(self, **extents: Any) -> Estimate:
@@ -267,21 +271,23 @@ class Lowered:
         """
         from tilekern.estimate.explain import Variants, explain
 
-        settings = self._family.settings(self._served)
-        variants = Variants(settings, lambda changes: self._family.varied(changes).lowered(self._served))
-        return explain(self._lowered, self._values(), extents, variants if settings else None, budget)
+        tuning, served = self._kernel.tuning, self._served
+        variants = None
+        if tuning is not None and tuning.settings(served):
+            variants = Variants(tuning.settings(served), lambda changes: tuning.varied(changes).lowered(served))
+        return explain(self._lowered, self._values(), extents, variants, budget)
 
     def _values(self) -> list[Any]:
         """For each input of the program the array if the body closes over it, else None."""
         leaves = jax.tree.leaves(self._interface.arguments)
-        return self._member.inputs([*(None for _ in leaves), *map(np.asarray, self._interface.captured)])
+        return self._version.inputs([*(None for _ in leaves), *map(np.asarray, self._interface.captured)])
 
 
 class Compiled:
     """A compiled kernel: call it with arrays of the types it was traced for."""
 
-    def __init__(self, lowered: Lowered, interface: Interface, member: Member, compiled: CompiledProgram) -> None:
-        self._interface, self._member, self._compiled = interface, member, compiled
+    def __init__(self, lowered: Lowered, interface: Interface, version: Version, compiled: CompiledProgram) -> None:
+        self._interface, self._version, self._compiled = interface, version, compiled
         self._lowered = lowered
 
     def estimate(self, **extents: Any) -> Estimate:
@@ -290,7 +296,7 @@ class Compiled:
 
     @checked
     def __call__(self, *arrays: Any) -> Any:
-        return self._interface.packed(self._compiled(*_operands(self._interface, self._member, arrays)))
+        return self._interface.packed(self._compiled(*_operands(self._interface, self._version, arrays)))
 
     @property
     def asm(self) -> Mapping[str, Any]:
@@ -356,16 +362,16 @@ def interpret(traced: Traced) -> Callable[..., Any]:
     )
 
 
-def _operands(interface: Interface, member: Member, arguments: tuple[Any, ...]) -> list[Any]:
+def _operands(interface: Interface, version: Version, arguments: tuple[Any, ...]) -> list[Any]:
     """The inputs of a program: the arrays of the arguments and of the body's closure, 4-bit arrays as bytes."""
     leaves = interface.flat(arguments)
     _check_closed(interface)
-    return packed(member.inputs([*leaves, *interface.captured]))
+    return packed(version.inputs([*leaves, *interface.captured]))
 
 
-def _inputs(interface: Interface, member: Member, arguments: tuple[Any, ...]) -> list[Any]:
+def _inputs(interface: Interface, version: Version, arguments: tuple[Any, ...]) -> list[Any]:
     """The inputs of a program as NumPy arrays of the dtypes of its params."""
-    operands = zip(_operands(interface, member, arguments), member.func.inputs, strict=True)
+    operands = zip(_operands(interface, version, arguments), version.func.inputs, strict=True)
     return [np.asarray(x, p.ref.dtype) for x, p in operands]
 
 
@@ -377,3 +383,121 @@ def _check_closed(interface: Interface) -> None:
             got="traced values of an enclosing jax.jit",
             fix="call the kernel inside that function, or pass the values as arguments",
         )
+
+
+# --- ops --------------------------------------------------------------------------------------------------------------
+
+
+class TracedOp:
+    """An op traced for given argument types; prints as its jaxpr, and the block IR of its kernels.
+
+    Attributes:
+      jaxpr: the JAX code around the kernels, with the blocks of the default target.
+      kernels: a `Traced` for each different call of a kernel, in the order of the calls, also of calls in ops that the
+        op calls. `jax.vmap` around a call is an axis of the kernel. The kernels take flat arrays: the arrays of the
+        arguments, then the arrays that the kernel closes over.
+    """
+
+    def __init__(self, composite: Composite, call: TypedCall) -> None:
+        self._call = call
+        self.jaxpr, calls = composite.traced(composite.target)
+        self.kernels: tuple[Traced, ...] = tuple(
+            Traced(kernel, of_flat_arrays(kernel, target), target) for kernel, target in calls
+        )
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, (self.jaxpr, *self.kernels)))
+
+    @checked
+    def lower(self, target: str = "cpu", emitter: str | None = None) -> LoweredOp:
+        """Lower to a target, with the blocks that the schedules of the op and of its kernels have for it.
+
+        Args:
+          target: its name.
+          emitter: as for `Traced.lower`; all kernels of the op must have a form for "gluon".
+        """
+        resolved = resolve(target, emitter)
+        settings = self._call.settings
+        with jax.enable_x64(settings.x64), _jax.checking(settings):
+            call = replace(self._call, asked=resolved)
+            return LoweredOp(op(call), call, resolved)
+
+
+class LoweredOp:
+    """An op whose kernels are lowered to a target.
+
+    Attributes:
+      target: its name.
+      jaxpr: the JAX code around the kernels, with the target's blocks.
+      kernels: a `Lowered` for each kernel, in the order of `TracedOp.kernels`. A kernel that the op calls with a
+        `target=` is lowered to that target.
+    """
+
+    def __init__(self, composite: Composite, call: TypedCall, target: Target) -> None:
+        self._composite, self._call, self._target, self.target = composite, call, target, target.name
+        self.jaxpr, calls = composite.traced(target)
+        self.kernels: tuple[Lowered, ...] = tuple(_lowered(calls, target))
+
+    @property
+    def text(self) -> str:
+        """The target's programs, one for each kernel, as in `Lowered.text`."""
+        return "\n\n".join(kernel.text for kernel in self.kernels)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def plan(self) -> str:
+        """The plans of the kernels, as in `Lowered.plan`."""
+        return "\n\n".join(kernel.plan for kernel in self.kernels)
+
+    def compile(self) -> CompiledOp:
+        """Compile all kernels for the target. Its hardware need not be here, unless the result is called."""
+        return CompiledOp(self._composite, self._call, self._target, tuple(kernel.compile() for kernel in self.kernels))
+
+
+class CompiledOp:
+    """A compiled op: call it with arrays of the types it was traced for.
+
+    Attributes:
+      kernels: a `Compiled` for each kernel, with its `asm` and its `resources`.
+    """
+
+    def __init__(self, composite: Composite, call: TypedCall, target: Target, kernels: tuple[Compiled, ...]) -> None:
+        self._composite, self._call, self._target, self.kernels = composite, call, target, kernels
+
+    @checked
+    def __call__(self, *arrays: Any) -> Any:
+        return self._call.results.pack(self._program(*of_call(self._call).flat(arrays)))
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """XLA's program of the whole op, as `asm["hlo"]`."""
+        return {"hlo": self._program.as_text()}
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory; `.temp_size_in_bytes` is what the op keeps between its kernels."""
+        return self._program.memory_analysis()
+
+    @cached_property
+    def _program(self) -> Any:
+        """The op compiled by XLA for this machine."""
+        platform, name = self._target.platform, self._composite.name
+        try:
+            device = cast(Any, jax).devices(platform)[0]
+        except RuntimeError as error:  # no such platform here
+            raise TargetError(
+                f"there is no {self._target.name} here to run {name} on",
+                expected=f"a machine on which JAX has the platform {platform}",
+                got=f"JAX runs on {jax.default_backend()}",
+                fix="look at .kernels, each with its .asm; or lower to 'cpu'",
+            ) from error
+        place = jax.sharding.SingleDeviceSharding(device)
+        with jax.enable_x64(self._call.settings.x64):
+            program = jax.jit(self._composite.function(self._target), in_shardings=place, out_shardings=place)
+            return program.lower(*_jax.flatten(self._call.arguments)[0]).compile()
+
+
+def _lowered(calls: Calls, target: Target) -> list[Lowered]:
+    with_targets = ((kernel, on_platform(target.platform, asked)) for kernel, asked in calls)
+    return [Lowered(kernel, of_flat_arrays(kernel, own_target), own_target) for kernel, own_target in with_targets]

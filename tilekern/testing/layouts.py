@@ -23,9 +23,9 @@ from tilekern.ir.core import Func
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.types import BOOL, F32, I32, DType
 from tilekern.kernel.choice import Tunable
+from tilekern.kernel.primitive import calls_in
 from tilekern.kernel.signature import LAUNCH, Signature
 from tilekern.lang.tiles import describe
-from tilekern.primitive import calls_in
 
 # Sizes of all dims in the first trials; and how many trials there are.
 _SIZES, _TRIALS = (8, 128), 2000

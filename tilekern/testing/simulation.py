@@ -19,11 +19,11 @@ from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Block, Func
 from tilekern.ir.interpret import interpret
+from tilekern.kernel.instance import Instance
 from tilekern.kernel.packed import packed, unpacked
+from tilekern.kernel.primitive import calls_in, calls_run_by
 from tilekern.kernel.sharding_rule import ShardingRule
-from tilekern.kernel.tile_family import TileFamily
 from tilekern.lower.target import DEFAULT, resolve
-from tilekern.primitive import calls_in, calls_run_by
 
 INTERPRETER = "interpreter"
 """The interpreter of the block IR, which defines the meaning of every operation. It is no target."""
@@ -53,19 +53,19 @@ class Simulation:
             results = function(*arguments)
         return jax.tree.map(np.asarray, results)
 
-    def _call(self, family: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        target = family.asked or (DEFAULT if self.where == INTERPRETER else resolve(self.where))
-        if not isinstance(family, TileFamily):
+    def _call(self, callee: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        target = callee.asked or (DEFAULT if self.where == INTERPRETER else resolve(self.where))
+        if not isinstance(callee, Instance):
             with jax.disable_jit():
-                return family.function(target)(*operands)
-        member = family.member(target)
-        self.funcs.append(member.func)
-        pairs = zip(packed(member.inputs(operands)), member.func.inputs, strict=True)
+                return callee.function(target)(*operands)
+        version = callee.version(target)
+        self.funcs.append(version.func)
+        pairs = zip(packed(version.inputs(operands)), version.func.inputs, strict=True)
         inputs = [np.asarray(x, p.ref.dtype) for x, p in pairs]
         found = (
-            interpret(member.func, *inputs) if self.where == INTERPRETER else family.lowered(target).interpret(*inputs)
+            interpret(version.func, *inputs) if self.where == INTERPRETER else callee.lowered(target).interpret(*inputs)
         )
-        return [jnp.asarray(x) for x in unpacked(found, family.outputs)]
+        return [jnp.asarray(x) for x in unpacked(found, callee.outputs)]
 
 
 def run_at(where: str, function: Callable[..., Any], *arguments: Any) -> Any:

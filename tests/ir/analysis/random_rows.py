@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tilekern as tk
+from tests.lang.checks import before_passes
 from tilekern.ir.core import Func
 
 type Tile = Any
@@ -100,8 +101,7 @@ def random_rows(random: Random) -> tuple[Func, list[np.ndarray], str]:
         draw.integers(-2, 3, width).astype(np.float32),
         draw.integers(0, 2 * rows, rows).astype(np.int32),
     ]
-    family: Any = kernel.trace(*arrays)._family
-    return family._first[1].func, arrays, kind
+    return before_passes(kernel, *arrays), arrays, kind
 
 
 def _step(draw: Random, i: Any, pool: list[Tile], x: Any, w: Any, ids: Any) -> Tile:

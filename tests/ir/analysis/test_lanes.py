@@ -13,7 +13,7 @@ import pytest
 
 import tilekern as tk
 from tests.ir.analysis.random_rows import random_rows
-from tests.lang.checks import like_first
+from tests.lang.checks import before_passes, like_first
 from tilekern.testing.programs.parts import assert_parts_agree
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3) / 8 - 3
@@ -32,8 +32,7 @@ def test_the_parts_of_random_kernels_are_their_whole(chunk: int) -> None:
 
 def sizes_of(kernel: Any, *arrays: Any) -> set[int] | None:
     """The sizes that the number of devices must divide, of the axis of rows; None if it is not divided."""
-    family = kernel.trace(*arrays)._family
-    assert_parts_agree(family._first[1].func, arrays)
+    assert_parts_agree(before_passes(kernel, *arrays), arrays)
     return next((set(sizes) for sizes in kernel.sharding_rule(*arrays).sizes.values()), None)
 
 

@@ -320,7 +320,7 @@ def test_calls_that_have_no_rule() -> None:
 
 
 def test_a_batch_is_divided() -> None:
-    family = like_first(rows).trace(X)._family
+    family = like_first(rows).trace(X)._kernel
     batched, _ = family.batched(5, (1,))
     assert first_line(batched.sharding) == "i batch x.1 -> batch i out.1"
     assert batched.sharding.sizes["batch"] == {5}

@@ -212,7 +212,7 @@ def calls(jaxpr: Any, name: str) -> int:
     """The number of calls of a kernel in a program."""
     count = 0
     for eqn in jaxpr.eqns:
-        count += eqn.primitive.name == "tilekern_call" and str(eqn.params["family"]) == name
+        count += eqn.primitive.name == "tilekern_call" and str(eqn.params["callee"]) == name
         for leaf in jax.tree.leaves(
             list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
         ):

@@ -20,7 +20,7 @@ from tests.lower.mosaic.two_cores import TWO_CORES, Call, on_two_cores
 from tilekern.ir.core import Array, Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
-from tilekern.kernel import family
+from tilekern.kernel import dispatch
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.layer_norm import layer_norm
@@ -60,7 +60,7 @@ def calls_of(function: Callable[[], Any]) -> list[Call]:
         return jax.pure_callback(partial(record, lowering.func), types, *inputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "on_platform", lambda *_: TARGETS["tpu:v5e"])
+        patch.setattr(dispatch, "on_platform", lambda *_: TARGETS["tpu:v5e"])
         patch.setattr(MosaicLowering, "run", run)
         jax.clear_caches()
         jax.block_until_ready(function())

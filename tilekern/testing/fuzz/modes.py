@@ -21,8 +21,9 @@ from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.types import DTYPES, F64
 from tilekern.ir.verify import verify
-from tilekern.kernel.saved_family import SavedFamily
-from tilekern.kernel.tile_family import Member
+from tilekern.kernel.dispatch import call
+from tilekern.kernel.file_format import instance
+from tilekern.kernel.instance import Version
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.mosaic.lowering import MosaicLowering
@@ -40,7 +41,6 @@ from tilekern.passes.guard_masks import guard_masks
 from tilekern.passes.sink_scales import sink_scales
 from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
-from tilekern.primitive import call
 from tilekern.testing.fuzz import derivatives, verdicts
 from tilekern.testing.programs import FEATURES, Program
 from tilekern.testing.programs.batches import Backend
@@ -167,8 +167,8 @@ def _kernel(func: Func) -> Callable[..., Sequence[Any]]:
     types, outputs = (
         [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in params] for params in (func.inputs, func.outputs)
     )
-    member = Member(func, tuple(range(len(types))))
-    return partial(call, SavedFamily(func.name, None, types, outputs, dict.fromkeys(TARGETS, (member, {})), 0))
+    version = Version(func, tuple(range(len(types))))
+    return partial(call, instance(func.name, None, types, outputs, dict.fromkeys(TARGETS, (version, {})), 0))
 
 
 def _called(kernel: Callable[..., Any], program: Program, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -59,7 +59,7 @@ def agrees(kernel: tk.Kernel, dtype: DType, block: int, count: int) -> None:
     rng = np.random.default_rng(count)
     x = rng.integers(0 if kind_of(dtype) in ("bool", "unsigned") else -1, 2, (ROWS, count)).astype(dtype)
     order = rng.permutation(count).astype(np.int32)
-    func = kernel.trace(x, order, block=block)._family.func(TARGETS["cpu:llvm"])
+    func = kernel.trace(x, order, block=block)._kernel.func(TARGETS["cpu:llvm"])
     wanted = interpret(func, x, order)
     for machine in (None, *here()):
         place = Canaries()

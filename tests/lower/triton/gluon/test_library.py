@@ -7,7 +7,7 @@ import pytest
 from tests.lower.library import CASES, NAMES, family, family_of
 from tests.lower.triton.gluon.samples import SM_90, assert_computes
 from tilekern.errors import ResourceError, TargetError
-from tilekern.kernel.tile_family import TileFamily
+from tilekern.kernel.instance import Instance
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
@@ -24,7 +24,7 @@ SPILL = {"gemma_2b", "deepseek_v3"}
 ALL = [(name, case.name) for name in TAKEN for case in CASES[name]]
 
 
-def built(made: TileFamily) -> Program:
+def built(made: Instance) -> Program:
     return build_gluon(made.func(GLUON), SM_90, made.launch(GLUON))
 
 

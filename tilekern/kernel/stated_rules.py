@@ -1,4 +1,4 @@
-"""Derivatives of kernels and ops: by the rules of their authors, by linearity, and under `jax.vmap`.
+"""Derivatives of kernels and ops by the rules of their authors, and by linearity.
 
 A forward kernel f has a tangent kernel L(x, dx), linear in dx, whose transpose is the backward kernel B(x, ct). Of
 these JAX makes every derivative: forward mode runs L, and reverse mode transposes L into B. B is linear in ct, and L is
@@ -10,19 +10,18 @@ All functions here take flat operands. A tangent or a cotangent that is zero is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError, NotDifferentiableError
-from tilekern.kernel.declared_call import DeclaredCall
-from tilekern.kernel.inherited_target import inherit_target
+from tilekern.kernel.definition import TypedCall, inherit_target
 from tilekern.kernel.signature import select
 from tilekern.lang.tiles import describe
 
 
-def jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def jvp(call: TypedCall, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The results of a call and their tangents.
 
     Raises:
@@ -32,7 +31,7 @@ def jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) -> 
         return _jvp(call, primals, tangents)
 
 
-def transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+def transpose(call: TypedCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """For each operand that is a `jax.ShapeDtypeStruct`, its cotangent; None for all other operands.
 
     Raises:
@@ -42,7 +41,7 @@ def transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence[
         return _transpose(call, cotangents, operands)
 
 
-def _jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _jvp(call: TypedCall, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     tree = _jax.structure(call.arguments)
     args, moved = (jax.tree.unflatten(tree, list(x[: tree.num_leaves])) for x in (primals, tangents))
     names = call.signature.arrays[: len(args)]
@@ -64,7 +63,7 @@ def _jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) ->
     return _aligned(call, results, "the results that the rule of defjvp returned"), total
 
 
-def _transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+def _transpose(call: TypedCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     tree = _jax.structure(call.arguments)
     args = jax.tree.unflatten(tree, list(operands[: tree.num_leaves]))
     names = call.signature.arrays[: len(args)]
@@ -87,7 +86,7 @@ def _only(tree: Any, keep: bool) -> Any:
     return tree if keep else jax.tree.unflatten(structure, [None] * len(leaves))
 
 
-def _pair(call: DeclaredCall, returned: Any) -> Any:
+def _pair(call: TypedCall, returned: Any) -> Any:
     pair: Any = returned
     if isinstance(pair, (tuple, list)) and len(cast(Any, pair)) == 2:
         return cast(Any, pair)
@@ -99,7 +98,7 @@ def _pair(call: DeclaredCall, returned: Any) -> Any:
     )
 
 
-def _aligned(call: DeclaredCall, returned: Any, role: str) -> list[Any]:
+def _aligned(call: TypedCall, returned: Any, role: str) -> list[Any]:
     """The leaves of results, or of their tangents, in the order of the results; None for each that is left out.
 
     `role` names them in errors.
@@ -108,7 +107,7 @@ def _aligned(call: DeclaredCall, returned: Any, role: str) -> list[Any]:
     return _leaves(call, call.results.trees, wrapped, role)
 
 
-def _leaves(call: DeclaredCall, types: Any, values: Any, role: str) -> list[Any]:
+def _leaves(call: TypedCall, types: Any, values: Any, role: str) -> list[Any]:
     """One value for each leaf of `types`, checked to have its type, or None.
 
     `values` is a tree like `types`; None may stand for a leaf, a subtree, or for all.
@@ -127,7 +126,7 @@ def _leaves(call: DeclaredCall, types: Any, values: Any, role: str) -> list[Any]
     return leaves
 
 
-def _misfit(call: DeclaredCall, role: str, expected: str, got: str) -> ArgumentError:
+def _misfit(call: TypedCall, role: str, expected: str, got: str) -> ArgumentError:
     return ArgumentError(
         f"a derivative of {call.name} has the wrong type",
         expected=f"{role} as {expected}, or None for zeros",
@@ -136,7 +135,7 @@ def _misfit(call: DeclaredCall, role: str, expected: str, got: str) -> ArgumentE
     )
 
 
-def _check_names(call: DeclaredCall, returned: Any) -> None:
+def _check_names(call: TypedCall, returned: Any) -> None:
     names = list(map(str, returned)) if isinstance(returned, dict) else None  # pyright: ignore[reportUnknownArgumentType] -- the user's
     if names is None or not set(names) <= set(call.rules.linear):
         raise ArgumentError(
@@ -147,7 +146,7 @@ def _check_names(call: DeclaredCall, returned: Any) -> None:
         )
 
 
-def _no_derivative(call: DeclaredCall, kind: str, why: str = "") -> NotDifferentiableError:
+def _no_derivative(call: TypedCall, kind: str, why: str = "") -> NotDifferentiableError:
     missing = "transpose" if kind == "transpose" else "derivative"
     return NotDifferentiableError(
         f"the kernel {call.name} has no {missing}",
@@ -156,60 +155,3 @@ def _no_derivative(call: DeclaredCall, kind: str, why: str = "") -> NotDifferent
         fix="state the rule, wrap the call in jax.custom_vjp with a backward pass, or stop gradients of its inputs "
         "(lax.stop_gradient)",
     )
-
-
-# --- under vmap ------------------------------------------------------------------------------------------------------
-
-
-class Differentiable(Protocol):
-    """A family, as far as its derivatives go."""
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """See `jvp`."""
-        ...
-
-    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        """See `transpose`."""
-        ...
-
-
-Dims = tuple[int | None, ...]
-
-
-def batched_jvp(
-    inner: Differentiable, size: int, dims: Dims, primals: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    """`jvp` of `size` calls at once, operand number n stacked along `dims[n]`."""
-    # A list, for jax.vmap takes no axis for an operand that is None.
-    axes = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
-    mapped = jax.vmap(inner.jvp, in_axes=(list(dims), axes), axis_size=size)
-    return mapped(list(primals), list(tangents))
-
-
-def batched_transpose(
-    inner: Differentiable, size: int, dims: Dims, cotangents: Sequence[Any], operands: Sequence[Any]
-) -> list[Any]:
-    """`transpose` of `size` calls at once; an operand that the calls share gets the sum of their cotangents."""
-    unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
-    slice_types = [_slice_type(x, d) if u else None for x, d, u in zip(operands, dims, unknown, strict=True)]
-
-    def run(cotangents: list[Any], fixed: list[Any]) -> Sequence[Any]:
-        return inner.transpose(cotangents, [k if t is None else t for t, k in zip(slice_types, fixed, strict=True)])
-
-    axes = [None if u else d for d, u in zip(dims, unknown, strict=True)]
-    over = [None if c is None else 0 for c in cotangents]
-    fixed_operands = [None if u else x for x, u in zip(operands, unknown, strict=True)]
-    mapped = jax.vmap(run, in_axes=(over, axes), axis_size=size)(list(cotangents), fixed_operands)
-    return [_placed(x, d) for x, d in zip(mapped, dims, strict=True)]
-
-
-def _slice_type(stacked: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
-    shape = stacked.shape if dim is None else (*stacked.shape[:dim], *stacked.shape[dim + 1 :])
-    return stacked.update(shape=shape)
-
-
-def _placed(cotangent: Any, dim: int | None) -> Any:
-    """A cotangent, stacked along dim 0, moved to the `dim` of its operand; summed over dim 0 if that is None."""
-    if cotangent is None:
-        return None
-    return cotangent.sum(axis=0) if dim is None else jax.numpy.moveaxis(cotangent, 0, dim)

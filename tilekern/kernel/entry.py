@@ -1,4 +1,4 @@
-"""Base of kernels and ops: calls, static arguments, schedules."""
+"""`Declared`: a kernel or an op as users call it. Its calls find what to run by the types of their arguments."""
 
 from __future__ import annotations
 
@@ -6,38 +6,45 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 
 from tilekern import _jax, source
 from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
 from tilekern.kernel.arguments import check_argument
-from tilekern.kernel.caches import DeclaredCaches
 from tilekern.kernel.choice import Tunable
-from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Rules, Schedule
-from tilekern.kernel.inherited_target import inherited_target
+from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Rules, Schedule, TypedCall, inherited_target
+from tilekern.kernel.dispatch import call
+from tilekern.kernel.primitive import Callee
 from tilekern.kernel.signature import LAUNCH, Signature, of_function
 from tilekern.kernel.statics import python_numbers, static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve
 
+# The entries of a kernel's or op's caches.
+_FUNCTIONS = 512
+_TYPES = 512
 
-def required(decorator: str, function: Any, out_type: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`out_type`, which a decorator must give.
 
-    Raises:
-      ArgumentError: `out_type` is missing, or `function` is given: the decorator was written without arguments.
+class Prepared(NamedTuple):
+    """What a call on arguments of given types runs.
+
+    Attributes:
+      callee: the kernel or op, for the primitive.
+      call: the call.
+      captured: arrays that the body closes over: further operands, after the arrays of the arguments.
     """
-    if function is None and callable(out_type):
-        return out_type
-    raise ArgumentError(
-        f"tk.{decorator} needs the types of the results, out_type",
-        expected=f"@tk.{decorator}(out_type=...) above the function, out_type a function of the inputs' types",
-        got=f"@tk.{decorator} without arguments" if function is not None else f"out_type = {describe(out_type)}",
-        fix=f"write @tk.{decorator}(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))",
-    )
+
+    callee: Callee
+    call: TypedCall
+    captured: tuple[Any, ...] = ()
+
+    @property
+    def is_reusable(self) -> bool:
+        """True if later calls may use it, too: the body closes over no traced value."""
+        return not any(isinstance(array, _jax.Tracer) for array in self.captured)
 
 
 class Declared:
@@ -79,7 +86,8 @@ class Declared:
         self.__signature__ = definition.signature.of_calls(self._count_outputs(definition))
         self._definition = definition
         self.signature: Signature = definition.signature
-        self._caches = DeclaredCaches()
+        self._functions = _jax.Cache[tuple[Any, ...], Callable[..., Any]](_FUNCTIONS)
+        self._by_types = _jax.Cache[tuple[Any, ...], Prepared](_TYPES)
         # True from the first call whose body closed over traced values: later calls may do so again.
         self._captures_tracers = False
 
@@ -112,12 +120,12 @@ class Declared:
         if inherited is not None:
             keywords.setdefault("target", inherited)
         try:
-            call = self._caches.calls[static_key(keywords)] if keywords else self._caches.calls[()]
+            function = self._functions[static_key(keywords) if keywords else ()]
         except (KeyError, TypeError):
             args, keywords = self.signature.positional(args, keywords)
-            call = self._prepare(keywords)
+            function = self._function(keywords)
         try:
-            return call(*map(_jax.array_of, args))
+            return function(*map(_jax.array_of, args))
         except FOREIGN as error:
             refuse(error, self._definition.function, args, keywords, self.signature.name)
             raise
@@ -162,21 +170,14 @@ class Declared:
 
     # --- calls ---
 
-    def _bind(self, family: Any, args: tuple[Any, ...]) -> Any:
-        """Call a family on arguments of its types."""
-        raise NotImplementedError
-
-    def _make_family(
+    def _prepare(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> tuple[Any, bool]:
-        """The family for arguments of given types, and True if later calls may use it, too."""
+    ) -> Prepared:
+        """What a call runs, for arguments of given types."""
         raise NotImplementedError
 
     def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tunable], Target | None]:
-        """Static arguments, then blocks with choices and launch options, then the target of a call.
-
-        The target is None if the call names none.
-        """
+        """Static arguments, blocks with launch options, and target of a call; None for a target that is not named."""
         if source.is_prebuilt(self._definition.loc):  # as `authoring.takes_python_numbers` does for functions
             keywords = {name: python_numbers(value) for name, value in keywords.items()}
         target = keywords.get("target")
@@ -186,37 +187,35 @@ class Declared:
         blocks = self.signature.check_blocks(blocks_of_call, "the call")
         return statics, blocks, None if target is None else resolve(target)
 
-    def _prepare(self, keywords: Mapping[str, Any]) -> Callable[..., Any]:
+    def _function(self, keywords: Mapping[str, Any]) -> Callable[..., Any]:
         """The function of the arrays for given static arguments: jitted, so that JAX dispatches repeated calls."""
         statics, blocks, target = self._check(keywords)
         key = static_key(keywords)
-        if key in self._caches.calls:
-            return self._caches.calls[key]
+        if key in self._functions:
+            return self._functions[key]
 
-        def call(*args: Any) -> Any:
-            family, is_reusable = self._family(args, statics, blocks, target)
-            if not is_reusable and not self._captures_tracers:
+        def run(*args: Any) -> Any:
+            prepared = self._prepared(args, statics, blocks, target)
+            if not prepared.is_reusable and not self._captures_tracers:
                 # The functions so far would give the values that this call closes over to later calls, too.
                 self._captures_tracers = True
-                self._caches.calls.clear()
-            return self._bind(family, args)
+                self._functions.clear()
+            results = call(prepared.callee, *jax.tree.leaves(args), *prepared.captured)
+            return prepared.call.results.pack(results)
 
-        def call_anew(*args: Any) -> Any:
+        def run_anew(*args: Any) -> Any:
             """Only under a trace can the body close over traced values: there it is traced for each call."""
-            return (call if _jax.is_tracing() else jitted)(*args)
+            return (run if _jax.is_tracing() else jitted)(*args)
 
-        call.__name__ = self.signature.name
-        jitted: Callable[..., Any] = jax.jit(call)
-        self._caches.calls[key] = function = call_anew if self._captures_tracers else jitted
+        run.__name__ = self.signature.name
+        jitted: Callable[..., Any] = jax.jit(run)
+        self._functions[key] = function = run_anew if self._captures_tracers else jitted
         return function
 
-    def _family(
+    def _prepared(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> tuple[Any, bool]:
-        """The family for a call, and True if later calls may use it, too.
-
-        False if the body closes over traced values.
-        """
+    ) -> Prepared:
+        """What a call runs, from the cache, if an earlier call had arguments of these types."""
         with_paths, tree = _jax.flatten_with_path(args)
         types = tuple(
             check_argument(self.signature.name, self.signature.leaf_name(path), leaf) for path, leaf in with_paths
@@ -229,15 +228,20 @@ class Declared:
                 fix="outputs are not passed; static arguments go by keyword",
             )
         key = (tree, types, static_key(statics), static_key(blocks), target, _jax.settings())
-        cached = self._caches.families.get(key)
+        cached = self._by_types.get(key)
         if cached is not None and not (self._captures_tracers and _jax.is_tracing()):
-            return cached, True
-        family, is_reusable = self._make_family(jax.tree.unflatten(tree, types), statics, blocks, target)
-        if not is_reusable:
-            return family, False
+            return cached
+        prepared = self._prepare(jax.tree.unflatten(tree, types), statics, blocks, target)
+        if not prepared.is_reusable:
+            return prepared
         # The body closes over known values, which stay the values of its first trace, as under jax.jit.
-        self._caches.families[key] = cached or family
-        return cached or family, True
+        self._by_types[key] = cached or prepared
+        return cached or prepared
+
+    def _prepared_for(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Prepared:
+        """What a call with these arguments runs, which may be `jax.ShapeDtypeStruct`s."""
+        inputs, keywords_left = self.signature.positional(args, keywords)
+        return self._prepared(inputs, *self._check(keywords_left))
 
 
 def _check_names(signature: Signature, verb: str, option: str, names: Any) -> None:

@@ -23,16 +23,16 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from tilekern.errors import ArgumentError, LoadError, ParseError, TilekernError
+from tilekern.errors import ArgumentError, LoadError, NotDifferentiableError, ParseError, TargetError, TilekernError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.types import DTYPES, FOUR_BITS, dtype_name, packed_type
+from tilekern.kernel import derived_rules
+from tilekern.kernel.instance import UNDIVIDED, Derivatives, Instance, Version
 from tilekern.kernel.interface import Interface
 from tilekern.kernel.results import Results
-from tilekern.kernel.saved_family import SavedFamily
 from tilekern.kernel.signature import LAUNCH, Signature
-from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import TARGETS, Target, resolve
 
@@ -47,26 +47,27 @@ _DTYPES = {**DTYPES, **{str(dtype): dtype for dtype in FOUR_BITS}}
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def encode(family: TileFamily, interface: Interface, default: Target, targets: Sequence[str] | None) -> str:
+def encode(kernel: Instance, interface: Interface, default: Target, targets: Sequence[str] | None) -> str:
     """The text of a file with the kernel for `default` and `targets`; None for all targets that have a schedule."""
     members: dict[str, dict[str, Any]] = {}
     saved: dict[str, dict[str, Any]] = {}
     chosen = TARGETS.values() if targets is None else [resolve(name) for name in targets]
     for target in dict.fromkeys((default, *chosen)):
         try:
-            member, launch = family.member(target), family.launch(target)
+            version, launch = kernel.version(target), kernel.launch(target)
         except TilekernError:
             if targets is not None or target == default:
                 raise
             continue  # the schedule has no blocks for it
-        text = to_text(member.func, locations=True)
-        members.setdefault(text, {"reads": list(member.reads), "constants": [_array_text(x) for x in member.constants]})
+        text = to_text(version.func, locations=True)
+        constants = [_array_text(x) for x in version.constants]
+        members.setdefault(text, {"reads": list(version.reads), "constants": constants})
         saved[target.full_name] = {"member": list(members).index(text), "launch": dict(launch)}
     header = {
         **_header(interface),
-        "asked": None if family.asked is None else family.asked.asked_as,
+        "asked": None if kernel.asked is None else kernel.asked.asked_as,
         "default": default.full_name,
-        "residuals": None if family.states_rules else family.residuals,
+        "residuals": None if kernel.derivatives.are_stated else kernel.derivatives.residuals,
         "members": list(members.values()),
         "targets": saved,
     }
@@ -120,7 +121,7 @@ def _hash(content: str) -> str:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def decode(text: str, file: str) -> tuple[SavedFamily, Interface, Target]:
+def decode(text: str, file: str) -> tuple[Instance, Interface, Target]:
     """The kernel in the text of a file, its interface, and the target that it was traced for.
 
     `file` is the name of the file, for errors.
@@ -167,7 +168,7 @@ def _unreadable(file: str, got: str) -> LoadError:
     )
 
 
-def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[SavedFamily, Interface, Target]:
+def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[Instance, Interface, Target]:
     name = str(header["name"])
     arguments, results = (tuple(map(_tree, header[key])) for key in ("arguments", "results"))
     signature = Signature(name, tuple(map(str, header["arrays"])), {}, {}, {})
@@ -176,27 +177,80 @@ def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[SavedFami
     interface = Interface(name, signature, arguments, Results(results, (), header["single"] is True), captured, statics)
     types = [*jax.tree.leaves(arguments), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured)]
     outputs = jax.tree.leaves(results)
-    members = [_member(entry, func, types, outputs) for entry, func in zip(header["members"], funcs, strict=True)]
-    by_target = {t: (members[int(saved["member"])], _launch(saved)) for t, saved in header["targets"].items()}
+    versions = [_version(entry, func, types, outputs) for entry, func in zip(header["members"], funcs, strict=True)]
+    by_target = {t: (versions[int(saved["member"])], _launch(saved)) for t, saved in header["targets"].items()}
     asked = None if header["asked"] is None else resolve(header["asked"])
     default = resolve(header["default"])
     residuals = None if header["residuals"] is None else int(header["residuals"])
-    return SavedFamily(name, asked, types, outputs, by_target, residuals), interface, default
+    return instance(name, asked, types, outputs, by_target, residuals), interface, default
 
 
-def _member(entry: Mapping[str, Any], func: Func, types: Sequence[Any], outputs: Sequence[Any]) -> Member:
-    """A member whose arrays are checked against the header; else compiled code would leave the arrays of a call."""
+def instance(
+    name: str,
+    asked: Target | None,
+    types: Sequence[jax.ShapeDtypeStruct],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    saved: Mapping[str, tuple[Version, Mapping[str, int]]],
+    residuals: int | None,
+) -> Instance:
+    """A kernel without its Python source.
+
+    Args:
+      name: the name of the kernel.
+      asked: the target that a call names; None for the best target of the platform.
+      types: the types of the operands.
+      outputs: the types of the results.
+      saved: the version and the launch options, by the full name of a target.
+      residuals: the most bytes of carries that a backward pass may save; None if the author stated rules for
+        derivatives, which are Python functions, so that the kernel has none.
+    """
+
+    def entry(target: Target) -> tuple[Version, Mapping[str, int]]:
+        if target.full_name in saved:
+            return saved[target.full_name]
+        raise TargetError(
+            f"the file of {name} has no blocks for this target",
+            expected=f"one of {', '.join(map(repr, saved))}",
+            got=f"target = {target.full_name!r}",
+            fix=f"save the kernel with targets=[..., {target.full_name!r}]",
+        )
+
+    return Instance(
+        name=name,
+        asked=asked,
+        outputs=outputs,
+        divisible=UNDIVIDED,
+        types_of_operands=lambda: types,
+        version=lambda target: entry(target)[0],
+        launch=lambda target: entry(target)[1],
+        derivatives=Derivatives(_without_rules, _without_rules, 0, are_stated=True)
+        if residuals is None
+        else Derivatives(derived_rules.jvp, derived_rules.transpose, residuals),
+    )
+
+
+def _without_rules(kernel: Instance, *_: Any) -> Any:
+    raise NotDifferentiableError(
+        f"{kernel.name} was loaded from a file, without the rules for its derivatives",
+        expected="a call that is not differentiated, or a kernel that was saved without rules of its own",
+        got=f"a derivative of {kernel.name}",
+        fix="differentiate the kernel itself; or save its backward kernel, too, and wrap both in jax.custom_vjp",
+    )
+
+
+def _version(entry: Mapping[str, Any], func: Func, types: Sequence[Any], outputs: Sequence[Any]) -> Version:
+    """A version whose arrays are checked against the header; else compiled code would leave the arrays of a call."""
     constants = tuple(map(_array, entry["constants"]))
-    member = Member(func, tuple(map(int, entry["reads"])), constants)
-    if not all(0 <= number < len(types) + len(constants) for number in member.reads):
-        raise ValueError(f"reads = {member.reads}")
-    pairs = (("inputs", member.inputs(types), func.inputs), ("outputs", outputs, func.outputs))
+    version = Version(func, tuple(map(int, entry["reads"])), constants)
+    if not all(0 <= number < len(types) + len(constants) for number in version.reads):
+        raise ValueError(f"reads = {version.reads}")
+    pairs = (("inputs", version.inputs(types), func.inputs), ("outputs", outputs, func.outputs))
     for side, avals, params in pairs:
         param_types = [(p.ref.shape, p.ref.dtype) for p in params]
         header_types = [packed_type(tuple(t.shape), np.dtype(t.dtype)) for t in avals]
         if param_types != header_types:
             raise ValueError(f"{side} of @{func.name} = {', '.join(str(p.ref) for p in params)}")
-    return member
+    return version
 
 
 def _launch(entry: Mapping[str, Any]) -> dict[str, int]:

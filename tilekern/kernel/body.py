@@ -1,0 +1,310 @@
+"""The body of a kernel, traced for arguments of given types with the blocks of a target, and for parts of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern import _jax, source
+from tilekern.errors import TraceError
+from tilekern.ir.analysis.same_program import difference
+from tilekern.ir.analysis.sharding import Factor, Place, sharding_of
+from tilekern.ir.core import Func
+from tilekern.ir.types import Role
+from tilekern.kernel.choice import Tunable
+from tilekern.kernel.definition import TypedCall
+from tilekern.kernel.instance import Version
+from tilekern.kernel.primitive import Types
+from tilekern.kernel.signature import LAUNCH
+from tilekern.lang.tiles import describe
+from tilekern.lang.trace import Param, Tracing, trace
+from tilekern.lower.target import Target, on_platform
+from tilekern.passes import pipeline
+from tilekern.passes.dce import dce
+from tilekern.passes.divide import divide
+from tilekern.passes.pin_indices import pin_indices
+
+# The sizes of a kernel's blocks and the values of its choices, by name.
+type Blocks = tuple[tuple[str, Tunable], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTrace:
+    """A trace of a body with some blocks.
+
+    Attributes:
+      blocks: the blocks.
+      tracing: the Func before all passes, and the arrays that the body closes over.
+    """
+
+    blocks: Blocks
+    tracing: Tracing
+
+    @cached_property
+    def func(self) -> Func:
+        """The Func after the passes of all targets."""
+        return pipeline.run(self.tracing.func)
+
+    @cached_property
+    def factors(self) -> dict[frozenset[Place], Factor]:
+        """The factors by which devices may divide the call, by the dims of params that a factor divides."""
+        return {factor.dims: factor for factor in sharding_of(self.tracing.func).factors}
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """The body of a kernel for arguments of given types.
+
+    Its first trace decides what the operands of a call are: the arrays of the arguments, then `captured`.
+
+    Attributes:
+      call: the call.
+      proof: for a body on parts of arrays, chooses blocks with which it is proved to compute parts; else None.
+    """
+
+    call: TypedCall
+    proof: Proof | None = None
+    _traces: dict[Blocks, BlockTrace] = field(default_factory=dict[Blocks, BlockTrace], init=False)
+    # Versions of a body that closes over traced values, which can be traced while these live only.
+    _early: dict[Blocks, Version] = field(default_factory=dict[Blocks, Version], init=False)
+
+    @cached_property
+    def first(self) -> BlockTrace:
+        """The trace with the blocks for the target of the call."""
+        return self.trace(self.blocks(self.call.target))
+
+    @property
+    def captured(self) -> tuple[Any, ...]:
+        """The arrays that the body closes over: further operands of the call."""
+        return self.first.tracing.captured
+
+    @property
+    def captures_tracers(self) -> bool:
+        """True if the body closes over traced values, so that this body serves one call only."""
+        return self.first.tracing.captures_tracers
+
+    def types(self) -> Types:
+        """The types of the operands."""
+        captured = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.captured]
+        return [*jax.tree.leaves(self.call.arguments), *captured]
+
+    # --- targets ---
+
+    def blocks(self, target: Target) -> Blocks:
+        """The blocks on a target."""
+        return self.scheduled(target) if self.proof is None else self.proof.blocks(self, target)
+
+    def scheduled(self, target: Target) -> Blocks:
+        """The blocks on a target that the call or the schedule gives."""
+        chosen = self.call.blocks_for(target)
+        return tuple((name, chosen[name]) for name in self.call.signature.tunables)
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        """The launch options on a target that the call or the schedule gives: the schedule that chose the blocks."""
+        if self.proof is not None and self.blocks(target) != self.scheduled(target):
+            return self.proof.whole.launch(target)
+        chosen = self.call.blocks_for(target)
+        return {name: int(chosen[name]) for name in LAUNCH if name in chosen}
+
+    def version(self, target: Target) -> Version:
+        """The block program for a target, with the target's blocks."""
+        blocks = self.blocks(target)
+        if blocks == self.first.blocks:
+            return Version(self.first.func, tuple(range(len(self.first.func.inputs))))
+        if not self.captures_tracers:
+            return self._version(blocks)
+        # A target that `trace_early` could not trace for has the blocks of the first one.
+        return self._early.get(blocks) or self.version(self.call.target)
+
+    def trace_early(self) -> None:
+        """Trace the body for each platform that a call may be lowered for, while the values it closes over live."""
+        asked = self.call.asked
+        for platform in ("cpu", "cuda", "tpu") if asked is None else (asked.platform,):
+            # An error is one of a platform that the call may never be lowered for.
+            with suppress(Exception):
+                blocks = self.blocks(on_platform(platform, asked))
+                if blocks != self.first.blocks and blocks not in self._early:
+                    self._early[blocks] = self._version(blocks)
+
+    def _version(self, blocks: Blocks) -> Version:
+        """The block program with other blocks than the first, with which the body may close over other arrays.
+
+        Arrays that are no operands of the call become constants of the version.
+        """
+        traced, operands = self.trace(blocks), self.captured
+        first = len(jax.tree.leaves(self.call.arguments))
+        constants: list[Any] = []
+        reads = list(range(first))
+        for array in traced.tracing.captured:
+            number = next((n for n, operand in enumerate(operands) if _same(array, operand)), None)
+            if number is None:
+                if isinstance(array, _jax.Tracer):
+                    raise self._other_capture(array, blocks)
+                number = len(operands) + len(constants)
+                constants.append(array)
+            reads.append(first + number)
+        return Version(traced.func, tuple(reads), tuple(constants))
+
+    def _other_capture(self, array: Any, blocks: Blocks) -> TraceError:
+        with source.at(self.call.definition.loc):
+            return TraceError(
+                f"with some blocks only {self.call.name} closes over a traced value",
+                expected="a body that closes over the same traced values with all blocks",
+                got=f"{describe(array)} with {', '.join(f'{n} = {size}' for n, size in blocks)}",
+                fix="pass it as an argument",
+            )
+
+    # --- traces ---
+
+    def trace(self, blocks: Blocks) -> BlockTrace:
+        """The body traced with some blocks, once."""
+        traced = self._traces.get(blocks)
+        if traced is None:
+            traced = self._traces[blocks] = BlockTrace(blocks, self._traced(blocks))
+        return traced
+
+    def _traced(self, blocks: Blocks) -> Tracing:
+        call, definition = self.call, self.call.definition
+        names, roles = definition.signature.arrays, call.results.roles
+        inputs = [
+            jax.tree_util.tree_map_with_path(partial(_param, name, _role(definition.donate, name)), tree)
+            for name, tree in zip(names, call.arguments, strict=False)
+        ]
+        outputs = [
+            jax.tree_util.tree_map_with_path(partial(_output, name), tree, of_tree)
+            for name, tree, of_tree in zip(names[len(inputs) :], call.results.outputs, roles, strict=True)
+        ]
+        with _jax.tracing_under(call.settings):
+            keywords = {**call.statics, **dict(blocks)}
+            return trace(definition.function, call.name, [*inputs, *outputs], keywords, definition.loc)
+
+    # --- parts of arrays ---
+
+    def divided(self, blocks: Blocks, parts: Mapping[frozenset[Place], int]) -> Func | str:
+        """The Func of a part of the kernel with some blocks; or, as a str, the reason why there is none.
+
+        Args:
+          blocks: the blocks.
+          parts: by dims of params that are divided together, the number of parts.
+        """
+        factors = self.trace(blocks).factors
+        if not all(dims in factors for dims in parts):
+            return "with the blocks of a part its tiles are no parts of the whole"
+        if any(size % count for dims, count in parts.items() for size in factors[dims].sizes):
+            return "parts of it are no whole tiles"
+        return divide(self.trace(blocks).tracing.func, {factors[dims]: count for dims, count in parts.items()})
+
+    def for_derivatives(self) -> Body:
+        """The body with the blocks that the author chose for derivatives; itself if there are none."""
+        definition = self.call.definition
+        if self.captures_tracers or not definition.gradient_schedules:
+            return self
+        call = replace(self.call, definition=replace(definition, derives=True))
+        if self.proof is None:
+            return Body(call)
+        whole = self.proof.whole.for_derivatives()
+        if whole is self.proof.whole:
+            return self
+        part = Body(call, Proof(whole, self.proof.parts))
+        return self if part.unproved(call.target) else part
+
+    def unproved(self, target: Target) -> str:
+        """The reason why no blocks of a target are proved to compute parts; "" if some are."""
+        return "" if self.proof is None else self.proof.reason(self, target)
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """A choice of blocks with which a body on parts of arrays is proved to compute parts of the results.
+
+    With some blocks the body is proved if its trace is, op by op, the Func that `divide` makes of the trace for whole
+    arrays. A target gets blocks that are proved: its own for the part, or its own for the whole, or else the blocks of
+    the call's target.
+
+    Attributes:
+      whole: the body on whole arrays.
+      parts: by dims of params that are divided together, the number of parts.
+    """
+
+    whole: Body
+    parts: Mapping[frozenset[Place], int]
+    _reasons: dict[Blocks, str] = field(default_factory=dict[Blocks, str], init=False)
+
+    def blocks(self, body: Body, target: Target) -> Blocks:
+        """The blocks of a target, proved if there are such."""
+        first = body.scheduled(target)
+        if self._is_stated:
+            return first
+        candidates = [*self._candidates(body, target), *self._candidates(body, body.call.target)]
+        return next((blocks for blocks in candidates if not self._unproved(body, blocks)), first)
+
+    def reason(self, body: Body, target: Target) -> str:
+        """The reason why no blocks of a target are proved; "" if some are, or if the author states the rule."""
+        if self._is_stated:
+            return ""
+        reasons = [self._unproved(body, blocks) for blocks in self._candidates(body, target)]
+        return "" if "" in reasons else reasons[0]
+
+    @property
+    def _is_stated(self) -> bool:
+        return self.whole.call.rules.sharding is not None
+
+    def _candidates(self, body: Body, target: Target) -> list[Blocks]:
+        return [body.scheduled(target), self.whole.blocks(target)]
+
+    def _unproved(self, body: Body, blocks: Blocks) -> str:
+        """The reason why the trace with some blocks is not proved to be a part of the whole; "" if it is."""
+        if blocks not in self._reasons:
+            self._reasons[blocks] = self._compared(body, blocks)
+        return self._reasons[blocks]
+
+    def _compared(self, body: Body, blocks: Blocks) -> str:
+        divided = self.whole.divided(blocks, self.parts)
+        if isinstance(divided, str):
+            return divided
+        try:
+            traced = body.trace(blocks).tracing
+        except Exception as error:  # of the user's body
+            return failed(error)
+        different = difference(dce(divided), dce(traced.func))
+        # Bodies may leave out an index that is 0 in all programs, as the index of a part's only group.
+        if different and difference(_simplified(divided), _simplified(traced.func)):
+            return f"the body depends on its size ({different})"
+        pairs = zip(self.whole.trace(blocks).tracing.captured, traced.captured, strict=True)
+        return "" if all(_same(*pair) for pair in pairs) else "the body closes over other arrays for a part"
+
+
+def failed(error: Exception) -> str:
+    """The reason why there is no part of a kernel: the user's code raised an error for the part's types."""
+    first_line, *_ = str(error).splitlines() or [""]
+    return f"the kernel does not take parts of it ({type(error).__name__}: {first_line})"
+
+
+def _simplified(func: Func) -> Func:
+    """A Func with indices pinned that can only be 0, after the passes, for a comparison."""
+    return pipeline.run(pin_indices(func))
+
+
+def _role(donated: Sequence[str], name: str) -> Role:
+    return "inout" if name in donated else "in"
+
+
+def _param(name: str, role: Role, path: tuple[Any, ...], leaf: Any) -> Param:
+    return Param(name + jax.tree_util.keystr(path), tuple(leaf.shape), np.dtype(leaf.dtype), role)
+
+
+def _output(name: str, path: tuple[Any, ...], leaf: Any, role: Role) -> Param:
+    return _param(name, role, path, leaf)
+
+
+def _same(array: Any, operand: Any) -> bool:
+    """True for the same object, and for equal arrays of NumPy, of which each trace has its own copy."""
+    if not (isinstance(array, np.ndarray) and isinstance(operand, np.ndarray)):
+        return array is operand
+    return (array.shape, array.dtype) == (operand.shape, operand.dtype) and array.tobytes() == operand.tobytes()
