@@ -94,6 +94,14 @@ def test_a_process_that_dies_is_blamed_on_its_program(monkeypatch: Any, tmp_path
     )
 
 
+@pytest.mark.parametrize("load, patience", [(0.5, 1), (8, 4)])
+def test_a_process_has_more_time_where_others_want_to_run(load: float, patience: int, monkeypatch: Any) -> None:
+    """Calls of 38 s of the processor took 293 s on a machine with seven processes a core, and were a finding."""
+    monkeypatch.setattr(run.os, "getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 2)
+    assert run._waiting() == patience
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_wrong_programs_beside_one_that_dies_are_findings(stop: bool, monkeypatch: Any, tmp_path: Path) -> None:
     """A process of its own runs each; what it finds once was forgotten."""

@@ -138,11 +138,16 @@ def _watch(
                     if progress is not None:
                         progress(_line(state))
                 # Before the first program the process imports, which takes long on a busy machine.
-                if time.monotonic() - since > (_HANGS if state.current is None else hangs):
+                if time.monotonic() - since > (_HANGS if state.current is None else hangs) * _waiting():
                     child.kill()
         finally:
             child.kill()
     return status
+
+
+def _waiting() -> float:
+    """How many processes want to run on each core, at least 1: a process that is not stuck takes so much longer."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _line(state: State) -> str:
@@ -160,7 +165,7 @@ def _blame(folder: Path, path: Path, hangs: float, stop: bool) -> None:
         command = [sys.executable, "-m", "tilekern.testing.fuzz", task]
         try:
             done = subprocess.run(
-                command, timeout=hangs, stdout=subprocess.DEVNULL, check=False, env=_environment([name])
+                command, timeout=hangs * _waiting(), stdout=subprocess.DEVNULL, check=False, env=_environment([name])
             )
             status = done.returncode
         except subprocess.TimeoutExpired:
