@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.mutants.drawn import ROOMS, drawn, room_of
 from tests.mutants.edits import edits
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.mutant import Mutant
+from tests.mutants.near import by_nearness
 from tests.mutants.reach import Reach, Recorded, files_of_package, importers, read
 from tests.mutants.summary import summary
 from tests.mutants.table import MUTANTS
@@ -119,6 +121,12 @@ def test_faults_are_drawn_evenly_and_a_larger_sample_holds_a_smaller_one() -> No
     assert few == drawn(12, dict(reversed(FILES.items())))
 
 
+def test_faults_of_chosen_rooms_are_those_of_a_larger_sample() -> None:
+    chosen = drawn(4, FILES, chosen=("xla",))
+    assert {room_of(fault.file) for fault in chosen} == {"xla"}
+    assert chosen == [fault for fault in drawn(12, FILES) if room_of(fault.file) == "xla"]
+
+
 def test_every_file_has_a_room() -> None:
     assert {room_of(file) for file in files_of_package()} == {*ROOMS}
 
@@ -162,6 +170,51 @@ def test_code_of_a_module_is_reached_by_the_tests_of_its_file_or_of_those_that_i
     assert len(matrix.reaching(edit, RECORDED)) == 5
     alone = Reach(RECORDED.tests[4:6], TEXTS)
     assert [test.name for test in matrix.reaching(edit, alone)] == [test.name for test in alone.tests[::-1]]
+
+
+def test_without_a_recorded_run_files_come_by_what_they_import_and_by_their_names() -> None:
+    (fault,) = (edit for edit in edits("tilekern/ir/a.py", TEXTS["tilekern/ir/a.py"]) if edit.kind == "drop")
+    broad = "tests/lower/test_random_programs.py"
+    tests = [
+        Recorded("tests/lang/test_b.py", 1.0),
+        Recorded("tests/ir/test_c.py", 9.0),
+        Recorded(broad, 30.0),
+        Recorded("tests/lang/test_uses.py", 1.0, {"tilekern/ir/a.py": -1}),
+        Recorded("tests/ir/test_a.py", 2.0, {"tilekern/ir/a.py": -1}),
+    ]
+    found = [test.name for test in by_nearness(fault, Reach(tests, TEXTS, recorded=False))]
+    names = ["tests/ir/test_a.py", "tests/lang/test_uses.py", broad, "tests/ir/test_c.py", "tests/lang/test_b.py"]
+    assert found == names
+
+
+class FakeTree(matrix.Tree):
+    """Tests whose name has "broken" fail without a fault, too."""
+
+    def outcomes(self, tests: Sequence[Recorded], *_: object) -> tuple[list[str], list[str]]:
+        names = [test.name for test in tests]
+        return [n for n in names if "broken" not in n], [n for n in names if "broken" in n]
+
+
+@pytest.mark.parametrize(
+    "killers, sound, confirmed",
+    [
+        (["a::x"], [], ["a::x"]),
+        (["a::broken"], [], []),
+        (["a::x", "a::broken"], [], ["a::x"]),
+        (["a::broken", "a::broken2", "a::broken3", "a::x"], [], []),  # so many that the tree must be broken
+        (["a::broken", "a::x"], ["a::x"], ["a::broken", "a::x"]),
+        (["collection"], [], ["collection"]),
+    ],
+)
+def test_a_test_that_fails_without_the_fault_kills_nothing(
+    killers: list[str], sound: list[str], confirmed: list[str]
+) -> None:
+    tree = FakeTree(Path(), set(sound))
+    assert matrix._confirmed(killers, [Recorded("a", 1.0)], tree, "test") == confirmed
+
+
+def test_a_collection_that_fails_without_the_fault_kills_nothing() -> None:
+    assert matrix._confirmed(["collection"], [Recorded("broken", 1.0)], FakeTree(Path()), "test") == []
 
 
 def test_batches_hold_all_tests_and_grow() -> None:

@@ -10,7 +10,11 @@ Faults by hand stand in `table.py`. Others are drawn from the syntax trees of th
 may find them, which are known from a recorded run of the tests:
 
     python -m tests.mutants --record               run the tests, and record which lines each one reaches
-    python -m tests.mutants --drawn 300 --results build/matrix.jsonl
-                                                   append what kills each fault that the file does not know yet
-    python -m tests.mutants --results build/matrix.jsonl --summary
+    python -m tests.mutants --drawn 300            append what kills each fault that `results.jsonl` does not know yet
+    python -m tests.mutants --drawn 60 --rooms passes,autodiff --first
+                                                   of two rooms, and only the first test that kills a fault
+    python -m tests.mutants --summary
+
+Without a recorded run, files of tests run, the nearest first. `results.jsonl` is a file of the repository: a run goes
+on where earlier ones ended.
 """

@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 
 from tests.mutants import matrix, reach
-from tests.mutants.drawn import drawn
+from tests.mutants.drawn import ROOMS, drawn
 from tests.mutants.mutant import Mutant
+from tests.mutants.near import by_imports
 from tests.mutants.summary import summary
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
+
+RESULTS = Path(__file__).with_name("results.jsonl")
 
 # The status of pytest where a test failed.
 _FAILED = 1
@@ -35,7 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--plants", action="store_true", help="those that modes of the fuzzer must find by themselves")
     made.add_argument("--record", action="store_true", help="run the tests, and record the lines that each one reaches")
     made.add_argument("--drawn", type=int, metavar="N", help="N drawn faults, instead of those by hand")
-    made.add_argument("--results", type=Path, metavar="FILE", help="a line of JSON for each drawn fault")
+    made.add_argument("--rooms", default="", metavar="A,B", help="the rooms of drawn faults; by default all")
+    made.add_argument("--first", action="store_true", help="let the first test that fails end the tests of a fault")
+    made.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FILE", help="a line of JSON for each drawn fault"
+    )
     made.add_argument("--limit", type=float, default=900, metavar="S", help="seconds of tests for a drawn fault")
     made.add_argument("--full", action="store_true", help="run the tests of `make test-full`, for faults that survive")
     made.add_argument("--summary", action="store_true", help="sum up the results, and run nothing")
@@ -62,13 +69,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def _drawn(given: argparse.Namespace) -> int:
     """List drawn faults, or run those of which the results have no row."""
-    faults = [fault for fault in drawn(given.drawn) if re.search(given.only, fault.name)]
+    rooms = [room for room in given.rooms.split(",") if room]
+    if unknown := set(rooms) - ROOMS.keys():
+        sys.exit(f"--rooms: expected some of {', '.join(ROOMS)}; got {', '.join(sorted(unknown))}")
+    faults = [fault for fault in drawn(given.drawn, chosen=rooms) if re.search(given.only, fault.name)]
     if given.list:
         for fault in faults:
             print(f"{fault.name} line {fault.line}\n  - {fault.before}\n  + {fault.after}")
     else:
-        suite = "test-full" if given.full else "test"
-        matrix.run(faults, reach.read(), given.results, given.jobs, given.limit, suite)
+        effort = matrix.Effort(given.limit, "test-full" if given.full else "test", given.first)
+        recorded = reach.read()
+        matrix.run(faults, recorded if recorded.tests else by_imports(), given.results, given.jobs, effort)
     return 0
 
 

@@ -10,7 +10,7 @@ import ast
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tests.mutants.edits import KINDS, Edit, edits
 from tests.mutants.reach import files_of_package
@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tilekern/passes/divide.py",
         "tilekern/distributed/",
     ),
+    "analysis": ("tilekern/ir/analysis/",),
     "ir": ("tilekern/ir/",),
     "passes": ("tilekern/passes/",),
     "autodiff": ("tilekern/autodiff/",),
@@ -55,11 +56,11 @@ def room_of(file: str) -> str:
     return next(room for room, paths in ROOMS.items() if file.startswith(paths))
 
 
-def drawn(count: int, files: dict[str, str] | None = None) -> list[Edit]:
-    """At least `count` faults, as many from each room as it has."""
+def drawn(count: int, files: dict[str, str] | None = None, chosen: Collection[str] = ()) -> list[Edit]:
+    """At least `count` faults, as many from each room as it has; from all rooms, if none are chosen."""
     rooms = defaultdict[str, dict[str, str]](dict)
     for file, text in (files_of_package() if files is None else files).items():
-        if not _LEFT_OUT.search(file):
+        if not _LEFT_OUT.search(file) and (not chosen or room_of(file) in chosen):
             rooms[room_of(file)][file] = text
     share = -(-count // len(rooms))
     return [edit for room in ROOMS if room in rooms for edit in _of_room(rooms[room], share)]

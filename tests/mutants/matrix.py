@@ -5,7 +5,8 @@ first cheap tests of files near to the fault, then cheap tests of others, then t
 batch of the first failure runs to its end, so that the matrix knows several killers of most faults. Where tests that
 are dear are the only killers, all of them run: such a fault says which of them may not go.
 
-A test that ends the process, or hangs, kills. A fault whose killers are few is confirmed: they pass without the fault.
+A test that ends the process, or hangs, kills. Kills are confirmed: the first killers pass without the fault. If none of
+them does, the tree is broken, and the fault stays open.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
 from tests.mutants.edits import Edit
+from tests.mutants.near import LEFT_OUT, by_nearness, nearness
 from tests.mutants.reach import ROOT, Reach, Recorded, importers
 
 DEAR = 2.0
@@ -40,16 +42,13 @@ _KILLS = 25
 """Failures after which a batch ends."""
 
 _CONFIRMED = 3
-"""The number of killers up to which they are run again without the fault."""
+"""The number of killers that are run again without the fault; those that passed beside another fault are sound."""
 
 _WHOLE = 6.0
 """The seconds of all tests of a file, as a multiple of those of the ordinary run."""
 
 _MEMORY = 12 << 30
 """Bytes that the processes of a batch may have each: a fault may ask for all of the machine."""
-
-# Tests that look at the text of the package, or at mutants.
-_LEFT_OUT = ("tests/test_mutants.py", "tests/test_durations.py")
 
 # Code that runs in a process which one test starts and many use: the code that talks to it.
 _SERVED = {"tilekern/lower/triton/interpreter/": "tilekern/lower/triton/interpret.py"}
@@ -90,8 +89,24 @@ def rows(results: Path) -> list[Row]:
     return list({row["fault"]: Row(**row) for row in map(json.loads, lines)}.values())
 
 
-def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: float, suite: str) -> None:
+@dataclass(frozen=True)
+class Effort:
+    """The tests that run for a fault.
+
+    Attributes:
+      limit: seconds of tests, behind which the fault stays open.
+      suite: "test", or "test-full" for faults that the tests of `make test` do not find.
+      first: the first failure ends the tests of a fault.
+    """
+
+    limit: float
+    suite: str = "test"
+    first: bool = False
+
+
+def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, effort: Effort) -> None:
     """Append a row for each fault that has none yet, or whose row is open; of "test-full", for those that survive."""
+    suite = effort.suite
     known = {row.fault: row for row in rows(results)}
     waits = ("survives",) if suite == "test-full" else ("", "open")
     waiting = [f for f in faults if (known[f.name].verdict if f.name in known else "") in waits]
@@ -102,7 +117,7 @@ def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: f
 
         def one(fault: Edit) -> None:
             tree = trees.pop()
-            row = _row(fault, reach, tree, limit, suite)
+            row = _row(fault, reach, tree, effort)
             trees.append(tree)
             with results.open("a") as file:
                 print(json.dumps(asdict(row)), file=file)
@@ -112,35 +127,47 @@ def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: f
         list(pool.map(one, waiting))
 
 
-def _row(fault: Edit, reach: Reach, tree: Tree, limit: float, suite: str) -> Row:
+def _row(fault: Edit, reach: Reach, tree: Tree, effort: Effort) -> Row:
     """Run the tests of a fault."""
-    row, began, ran = Row(fault.name, fault.line, fault.before, fault.after, suite=suite), time.monotonic(), 0.0
-    tests = reaching(fault, reach)
-    if suite == "test-full":
+    row, began, ran = Row(fault.name, fault.line, fault.before, fault.after, suite=effort.suite), time.monotonic(), 0.0
+    tests = reaching(fault, reach) if reach.recorded else by_nearness(fault, reach)
+    if effort.suite == "test-full":
         tests = whole_files(tests)
     seconds = {test.name: test.seconds for test in tests}
     row.reached = len(tests)
     tree.plant(fault)
     try:
         for batch in batches(tests):
-            if ran > limit:
+            if ran > effort.limit:
                 break
-            passed, failed = tree.outcomes(batch, suite)
+            passed, failed = tree.outcomes(batch, effort.suite, effort.first)
             row.passed += len(passed)
             row.killers += failed
             ran += sum(test.seconds for test in batch)
-            if any(seconds.get(name, 0.0) <= DEAR for name in failed):
+            if failed and (effort.first or any(seconds.get(name, 0.0) <= DEAR for name in failed)):
                 break
         else:
             row.verdict = "survives"
     finally:
         tree.restore(fault)
-    again = [Recorded(name, seconds.get(name, 20.0)) for name in row.killers if "::" in name]
-    if 0 < len(again) <= _CONFIRMED:
-        row.killers = [name for name in row.killers if name not in tree.outcomes(again, suite)[1]]
-    row.verdict = "killed" if row.killers else row.verdict
+    if row.killers:
+        row.killers = _confirmed(row.killers, batch, tree, effort.suite)
+        row.verdict = "killed" if row.killers else "open"
     row.seconds = round(time.monotonic() - began, 1)
     return row
+
+
+def _confirmed(killers: list[str], batch: Sequence[Recorded], tree: Tree, suite: str) -> list[str]:
+    """The killers without those that fail in the tree without a fault, too; none if the first ones all do."""
+    seconds = {test.name: test.seconds for test in batch}
+    doubted = [name for name in killers if name not in tree.sound][:_CONFIRMED]
+    if len(doubted) < min(len(killers), _CONFIRMED):
+        return killers  # some of them have passed before
+    again = [Recorded(name, seconds.get(name, 20.0)) for name in doubted if "::" in name]
+    passed, failed = tree.outcomes(again or batch[:1], suite)
+    if not again:  # a process ended outside of its tests: without the fault, a file of tests runs to its end
+        return killers if passed and not failed else []
+    return [name for name in killers if name not in failed] if set(doubted) & set(passed) else []
 
 
 def reaching(fault: Edit, reach: Reach) -> list[Recorded]:
@@ -155,14 +182,14 @@ def reaching(fault: Edit, reach: Reach) -> list[Recorded]:
     for files in ({fault.file}, importers(fault.file, reach.texts)):
         found = found or {test.name: test for test in reach.of_files(files)}
     found |= {test.name: test for test in reach.tests if test.starts}
-    tests = [test for test in found.values() if test.passed and test.file not in _LEFT_OUT]
+    tests = [test for test in found.values() if test.passed and test.file not in LEFT_OUT]
     totals = defaultdict[str, float](float)
     for test in tests:
         totals[test.file] += test.seconds
     reaches = {test.name for test in tests if fault.file in test.lines}
     return sorted(
         tests,
-        key=lambda test: (test.name not in reaches and test.starts, _dear(test), -_nearness(test.file, fault.file),
+        key=lambda test: (test.name not in reaches and test.starts, _dear(test), -nearness(test.file, fault.file),
                           totals[test.file], test.file),
     )  # fmt: skip
 
@@ -177,17 +204,6 @@ def whole_files(tests: Sequence[Recorded]) -> list[Recorded]:
 
 def _dear(test: Recorded) -> bool:
     return test.seconds > DEAR
-
-
-def _nearness(test: str, file: str) -> int:
-    """The folders that a file of tests shares with a file of the package, and one more for its name."""
-    tests, folders = PurePosixPath(test.removeprefix("tests/")), PurePosixPath(file.removeprefix("tilekern/"))
-    shared = 0
-    for x, y in zip(tests.parts[:-1], folders.parts[:-1], strict=False):
-        if x != y:
-            break
-        shared += 1
-    return 2 * shared + (folders.stem in tests.stem)
 
 
 def batches(tests: Sequence[Recorded]) -> Iterator[list[Recorded]]:
@@ -208,9 +224,15 @@ def batches(tests: Sequence[Recorded]) -> Iterator[list[Recorded]]:
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the tree in which faults are planted, one at a time."""
+    """A copy of the tree in which faults are planted, one at a time.
+
+    Attributes:
+      path: of its root.
+      sound: the tests that passed in it: their failure is the fault's.
+    """
 
     path: Path
+    sound: set[str] = field(default_factory=set[str])
 
     def plant(self, fault: Edit) -> None:
         """Plant a fault. Its file is newer than all others, so its compiled code is not that of the original."""
@@ -222,13 +244,15 @@ class Tree:
         shutil.copy2(ROOT / fault.file, self.path / fault.file)
         shutil.rmtree(self.path / "build", ignore_errors=True)
 
-    def outcomes(self, tests: Sequence[Recorded], suite: str = "test") -> tuple[list[str], list[str]]:
-        """The names of the tests that pass, and of those that fail, hang, or end the process."""
+    def outcomes(
+        self, tests: Sequence[Recorded], suite: str = "test", first: bool = False
+    ) -> tuple[list[str], list[str]]:
+        """The names of the tests that pass, and of those that fail, hang, or end the process: all, or the `first`."""
         chosen, events = self.path / "chosen.txt", self.path / "events.json"
         chosen.write_text("".join(f"{test.name}\n" for test in tests))
         events.write_text("")
         files = list(dict.fromkeys(test.file for test in tests))
-        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=no", f"--maxfail={_KILLS}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=no", f"--maxfail={1 if first else _KILLS}"]
         command += ["--hypothesis-profile=full", "--sweep", "all"] if suite == "test-full" else ["-m", "not slow"]
         command += ["-p", "no:cacheprovider", "-p", "tests.mutants.chosen", "--chosen", str(chosen)]
         command += ["--events", str(events), *files]
@@ -244,7 +268,9 @@ class Tree:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY)),
         )
         hangs = _wait(process, events, {test.name: test.seconds for test in tests})
-        return _read(events, process.returncode, hangs)
+        passed, failed = _read(events, process.returncode, hangs)
+        self.sound.update(passed)
+        return passed, failed
 
 
 def _wait(process: subprocess.Popen[bytes], events: Path, seconds: dict[str, float]) -> bool:
@@ -259,7 +285,10 @@ def _wait(process: subprocess.Popen[bytes], events: Path, seconds: dict[str, flo
         test = json.loads(last)["test"] if last.endswith("}") else ""
         # Before the first test, pytest collects.
         usual = seconds.get(test, seconds.get(test.partition("::")[0], 20.0))
-        if time.time() - events.stat().st_mtime > max(120.0, 15 * usual):
+        waiting = max(
+            1.0, os.getloadavg()[0] / (os.cpu_count() or 1)
+        )  # processes on a busy machine take so much longer
+        if time.time() - events.stat().st_mtime > max(120.0, 15 * usual) * waiting:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return True

@@ -64,10 +64,11 @@ class Recorded:
 
 @dataclass
 class Reach:
-    """The tests of a recorded run, and the texts of the package now."""
+    """The tests of a recorded run, and the texts of the package now; files of tests if none was `recorded`."""
 
     tests: list[Recorded]
     texts: dict[str, str]
+    recorded: bool = True
 
     def of_lines(self, file: str, lines: Iterable[int]) -> list[Recorded]:
         """The tests that ran one of the lines of a file, whose text was another one then perhaps."""
