@@ -190,13 +190,16 @@ def test_without_a_recorded_run_files_come_by_what_they_import_and_by_their_name
 class FakeTree(matrix.Tree):
     """Tests whose name has "broken" fail without a fault, too."""
 
-    def outcomes(self, tests: Sequence[Recorded], *_: object) -> tuple[list[str], list[str]]:
+    def outcomes(
+        self, tests: Sequence[Recorded], suite: str = "test", first: bool = False
+    ) -> tuple[list[str], list[str]]:
+        del suite, first
         names = [test.name for test in tests]
         return [n for n in names if "broken" not in n], [n for n in names if "broken" in n]
 
 
 @pytest.mark.parametrize(
-    "killers, sound, confirmed",
+    "killers, sound, wanted",
     [
         (["a::x"], [], ["a::x"]),
         (["a::broken"], [], []),
@@ -207,14 +210,14 @@ class FakeTree(matrix.Tree):
     ],
 )
 def test_a_test_that_fails_without_the_fault_kills_nothing(
-    killers: list[str], sound: list[str], confirmed: list[str]
+    killers: list[str], sound: list[str], wanted: list[str]
 ) -> None:
     tree = FakeTree(Path(), set(sound))
-    assert matrix._confirmed(killers, [Recorded("a", 1.0)], tree, "test") == confirmed
+    assert matrix.confirmed(killers, [Recorded("a", 1.0)], tree, "test") == wanted
 
 
 def test_a_collection_that_fails_without_the_fault_kills_nothing() -> None:
-    assert matrix._confirmed(["collection"], [Recorded("broken", 1.0)], FakeTree(Path()), "test") == []
+    assert matrix.confirmed(["collection"], [Recorded("broken", 1.0)], FakeTree(Path()), "test") == []
 
 
 def test_batches_hold_all_tests_and_grow() -> None:

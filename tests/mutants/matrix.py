@@ -134,7 +134,7 @@ def _row(fault: Edit, reach: Reach, tree: Tree, effort: Effort) -> Row:
     if effort.suite == "test-full":
         tests = whole_files(tests)
     seconds = {test.name: test.seconds for test in tests}
-    row.reached = len(tests)
+    row.reached, batch = len(tests), list[Recorded]()
     tree.plant(fault)
     try:
         for batch in batches(tests):
@@ -151,13 +151,13 @@ def _row(fault: Edit, reach: Reach, tree: Tree, effort: Effort) -> Row:
     finally:
         tree.restore(fault)
     if row.killers:
-        row.killers = _confirmed(row.killers, batch, tree, effort.suite)
+        row.killers = confirmed(row.killers, batch, tree, effort.suite)
         row.verdict = "killed" if row.killers else "open"
     row.seconds = round(time.monotonic() - began, 1)
     return row
 
 
-def _confirmed(killers: list[str], batch: Sequence[Recorded], tree: Tree, suite: str) -> list[str]:
+def confirmed(killers: list[str], batch: Sequence[Recorded], tree: Tree, suite: str) -> list[str]:
     """The killers without those that fail in the tree without a fault, too; none if the first ones all do."""
     seconds = {test.name: test.seconds for test in batch}
     doubted = [name for name in killers if name not in tree.sound][:_CONFIRMED]

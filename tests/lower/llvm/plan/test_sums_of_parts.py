@@ -13,7 +13,7 @@ from tests.lower.llvm.running import run
 from tilekern.ir.core import Axis
 from tilekern.ir.parse import parse
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.llvm.plan.task_partition import RunDigit, Runs, _sum_runs, axis_groups, partition_tasks
+from tilekern.lower.llvm.plan.task_partition import RunDigit, Runs, axis_groups, partition_tasks, sum_runs
 
 FUNC = """
 func @f(%x: ref<f32[{rows}, {columns}, 8], in>, %o: ref<f32[{columns}, 8], sum>) {{
@@ -49,7 +49,7 @@ def test_a_part_of_the_columns_has_the_bits_of_the_whole(order: str, rows: int) 
 
 def copies(axes: tuple[Axis, ...], summed: set[int], most: int) -> dict[tuple[int, ...], tuple[int, int]]:
     """For each program, in the order of the tasks, its task and the number of its partial sum."""
-    runs, digits, count = _sum_runs(axes, summed, most)
+    runs, digits, count = sum_runs(axes, summed, most)
     assert count <= most
     indices = list(product(*(range(a.tiles) for a in axes)))
     found: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -83,9 +83,9 @@ def test_the_partial_sum_of_a_program_follows_from_its_indices_along_axes_of_sum
 def test_axes_of_no_sum_give_tasks() -> None:
     """Where one copy is enough, or few indices add up, programs beside each other run in different tasks."""
     rows, columns = Axis("i", 3), Axis("j", 100)
-    assert _sum_runs((columns, rows), {1}, 1) == (Runs(1, 300, 3), (), 1)
-    assert _sum_runs((rows, columns), {0}, 3) == (Runs(3, 100, 1), (RunDigit(100, 3, 1),), 3)
-    assert _sum_runs((rows, columns), {0}, 2) == (Runs(1, 300, 200), (RunDigit(1, 2, 1),), 2)
+    assert sum_runs((columns, rows), {1}, 1) == (Runs(1, 300, 3), (), 1)
+    assert sum_runs((rows, columns), {0}, 3) == (Runs(3, 100, 1), (RunDigit(100, 3, 1),), 3)
+    assert sum_runs((rows, columns), {0}, 2) == (Runs(1, 300, 200), (RunDigit(1, 2, 1),), 2)
 
 
 def test_an_axis_of_a_sum_is_in_no_group_with_another() -> None:

@@ -145,7 +145,7 @@ def partition_tasks(func: Func) -> TaskPartition:
     summed = {n for ref in refs for n in sum_axes(func, ref)}
     wide = {ref: accumulator(ref.ref.dtype) for ref in refs}
     axes = _ungrouped(func.axes, summed)
-    runs, digits, count = _sum_runs(axes, summed, _most_partial_sums(func, summed, wide))
+    runs, digits, count = sum_runs(axes, summed, _most_partial_sums(func, summed, wide))
     if runs.count > calibration.MAX_PRIVATE_TASKS:
         private = ()
     slices = _column_slices(func, calibration.MAX_PARTIAL_SUMS // max(runs.count, 1))
@@ -184,7 +184,7 @@ def _ungrouped(axes: tuple[Axis, ...], summed: Collection[int]) -> tuple[Axis, .
     return tuple(replace(axis, group=0) if n in mixed else axis for n, axis in enumerate(axes))
 
 
-def _sum_runs(axes: tuple[Axis, ...], summed: Collection[int], most: int) -> tuple[Runs, tuple[RunDigit, ...], int]:
+def sum_runs(axes: tuple[Axis, ...], summed: Collection[int], most: int) -> tuple[Runs, tuple[RunDigit, ...], int]:
     """The runs of programs that add up, the digits of a run's number that tell its partial sum, and how many there are.
 
     Axes of sums that follow each other count as one axis, and so do other axes. Each index of the first axes has runs
