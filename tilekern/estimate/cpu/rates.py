@@ -1,7 +1,7 @@
 """The rates of this machine that the roofline of CPUs needs: measured once, then read from a file.
 
 The file is `cpu-rates-….json` in the cache folder of tilekern; its name has a hash of the machine and of the number of
-threads. Removing it makes the next estimate measure again, which takes two seconds.
+threads. Removing it makes the next estimate measure again, which takes three seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import json
 import platform
 import secrets
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,9 +23,10 @@ from tilekern.estimate.cpu.peak import THREADS, Peak
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.triton.compile.disk_cache import folder
 
-_FORMAT = "1"  # of the file, a part of its name
-_SIZES = {"L2": 256 << 10, "L3": 4 << 20, "memory": 128 << 20}  # bytes that each thread copies
-_ROUNDS = 7
+_FORMAT = "2"  # of the file, a part of its name
+_SIZES = {"L2": 256 << 10, "L3": 4 << 20, "memory": 64 << 20}  # bytes that each thread copies
+_ROUNDS = 25
+_SECONDS = 0.01  # of a round of the loop of multiply-adds
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Rates:
       bfloat16: the same of bfloat16, by the fastest instruction; as `float32` if there is none.
       l2: bytes a second that loads and stores move, if each thread touches 512 KiB.
       l3: the same for 8 MiB.
-      memory: the same for 256 MiB.
+      memory: the same for 128 MiB.
       threads: the number of threads.
       date: the day of the measurement.
     """
@@ -65,22 +65,22 @@ def rates(machine: Machine) -> Rates:
 
 
 def measure(machine: Machine) -> Rates:
-    """Measure the rates; other work on the machine makes them smaller."""
+    """Measure the rates. The fastest round counts, for other work on the machine makes rounds slower."""
     l2, l3, memory = map(_bandwidth, _SIZES.values())
-    float32 = _flops(Peak(machine, "float32", THREADS))
-    bfloat16 = _flops(Peak(machine, "bfloat16", THREADS)) if machine.multiplies_bfloat16 else float32
+    float32 = _flops(Peak(machine, "float32", THREADS, _SECONDS))
+    bfloat16 = _flops(Peak(machine, "bfloat16", THREADS, _SECONDS)) if machine.multiplies_bfloat16 else float32
     # Noise must not make a farther level faster: more bytes would take less time.
     return Rates(float32, bfloat16, l2, min(l2, l3), min(l2, l3, memory), THREADS, time.strftime("%Y-%m-%d"))
 
 
 def _flops(loop: Peak) -> float:
-    return loop.flops / statistics.median(loop.seconds() for _ in range(_ROUNDS))
+    return loop.flops / min(loop.seconds() for _ in range(_ROUNDS))
 
 
 def _bandwidth(nbytes: int) -> float:
     """Bytes a second of copies between two arrays of each thread; a copied byte counts twice."""
     pairs = [(np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)) for _ in range(THREADS)]
-    repeats = max(1, (64 << 20) // nbytes)
+    repeats = max(1, (16 << 20) // nbytes)
 
     def copy(pair: tuple[np.ndarray, np.ndarray]) -> None:  # NumPy lets go of Python's lock
         for _ in range(repeats):
@@ -92,7 +92,7 @@ def _bandwidth(nbytes: int) -> float:
             start = time.perf_counter()
             list(pool.map(copy, pairs))
             seconds.append(time.perf_counter() - start)
-    return 2.0 * nbytes * repeats * THREADS / statistics.median(seconds)
+    return 2.0 * nbytes * repeats * THREADS / min(seconds)
 
 
 def _path(machine: Machine) -> Path | None:
