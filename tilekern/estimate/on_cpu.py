@@ -17,8 +17,11 @@ from tilekern.ir.types import BF16, DType
 from tilekern.lower.llvm.lowering import LlvmLowering
 
 MICROKERNEL = 0.85
-"""The part of the peak that dots reach, with packing: matrix products of 2048³ and attention of 4,096 queries reach 0.74
-to 0.9 of the peak of float32 (bench/results/2026-11-22-cpu-2-cores-emerald-rapids.json)."""
+"""The part of the peak that dots reach, with packing.
+
+Matrix products of 2048³, and attention of 4,096 queries, reach 0.74 to 0.87 of float32's peak
+(bench/results/2026-11-22-cpu-2-cores-emerald-rapids.json).
+"""
 
 FUNCTION = 20
 """Vector operations of a function such as exp or tanh: the range reduction, and a polynomial of degree 5 to 7 with its
