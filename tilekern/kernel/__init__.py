@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from tilekern.kernel.choice import Choice
 from tilekern.kernel.declare import CustomOp, Kernel, kernel, op
+from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
 from tilekern.kernel.signature import Block, Signature
-from tilekern.kernel.stages import (
-    Compiled,
-    CompiledOp,
-    Lowered,
-    LoweredOp,
-    Traced,
-    TracedOp,
-    interpret,
-    load,
-)
+from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret, load
 
 __all__ = [
     "Block",

@@ -16,8 +16,9 @@ from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Schedul
 from tilekern.kernel.entry import Declared, Prepared
 from tilekern.kernel.instance import Instance
 from tilekern.kernel.interface import of_call
+from tilekern.kernel.op_stages import TracedOp
 from tilekern.kernel.sharding_rule import ShardingRule
-from tilekern.kernel.stages import Traced, TracedOp
+from tilekern.kernel.stages import Traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 
