@@ -63,7 +63,7 @@ def test_targets_says_what_runs_compiles_and_is_interpreted(capsys: Any) -> None
 
 
 def test_targets_says_what_to_install(capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tilekern.command_line.targets.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run("targets") == OK
     shown = capsys.readouterr().out
     assert all(f"pip install 'tilekern[{extra}]'" in shown for extra in ("cpu", "cuda", "tpu"))

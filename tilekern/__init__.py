@@ -34,7 +34,8 @@ from tilekern.lang.recurrences import linear_scan
 from tilekern.lang.refs import Ref
 from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
-from tilekern.lower.device import Device, device
+from tilekern.lower.backend import Device
+from tilekern.lower.device import device
 from tilekern.lower.resources import Resources
 
 if TYPE_CHECKING:

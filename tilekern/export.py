@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from tilekern.errors import checked
-from tilekern.lower.triton.call import CUSTOM_CALL
+from tilekern.lower.target import BACKENDS
 
 
 @checked
@@ -26,4 +26,5 @@ def checks() -> list[jax.export.DisabledSafetyCheck]:
       >>> jax.export.deserialize(program).call(jnp.zeros((4, 8))).sum()
       Array(4., dtype=float32)
     """
-    return [jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL)]
+    names = dict.fromkeys(backend.custom_call for backend in BACKENDS.values() if backend.custom_call)
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]

@@ -29,8 +29,8 @@ from tilekern.ir.parse import OPS
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, I32, TileType, accumulator, dtype_name, kind_of
 from tilekern.ir.verify import verify
-from tilekern.lower.support import Sketch
 from tilekern.source import Loc
+from tilekern.testing.support import Sketch
 
 INF, NAN = math.inf, math.nan
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.parse import parse
-from tilekern.lower.support import Sketch
+from tilekern.testing.support import Sketch
 
 X = np.array([-1.5, -0.0, 0.0, 0.5, 2.0, np.inf, -np.inf])
 

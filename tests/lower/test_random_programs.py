@@ -17,6 +17,7 @@ from tests.lower.mosaic.one_loop import OfSteps, OneLoop, in_two
 from tilekern.errors import TargetError
 from tilekern.ir.interpret import interpret
 from tilekern.ir.verify import verify
+from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.triton.build import build
@@ -24,16 +25,12 @@ from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.xla import calibration
 from tilekern.passes import pipeline
+from tilekern.testing.fuzz.backends import compiled, outputs_of, simulated
 from tilekern.testing.fuzz.modes import (
     NARROW,
     batched,
     by_interpreter,
-    by_llvm,
-    by_mosaic,
-    by_triton,
-    by_xla,
     in_any_order,
-    interpreted,
     on_request,
     through_text,
 )
@@ -65,7 +62,7 @@ def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: py
     optimize = chunk % 2 == 0
     if not optimize:
         monkeypatch.setattr(calibration, "BATCH_BYTES", 64)
-    check(seeds_of(chunk), partial(by_xla, optimize=optimize))
+    check(seeds_of(chunk), partial(outputs_of, mode="cpu:xla" if optimize else "cpu:xla without passes"))
 
 
 # --- the LLVM backend ------------------------------------------------------------------------------------------------
@@ -75,7 +72,12 @@ def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: py
 @chunks(6)
 def test_llvm_code_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("llvmlite", reason="needs llvmlite")
-    check(seeds_of(chunk), partial(by_llvm, machine=None))
+    check(seeds_of(chunk), partial(outputs_of, mode="cpu:llvm"))
+
+
+def on_machine(programs: Sequence[Program], machine: Machine) -> Sequence[Sequence[np.ndarray]]:
+    """The outputs by code for a CPU that may be less than this one."""
+    return compiled([LlvmLowering(pipeline.run(p.func), machine).run for p in programs], programs)
 
 
 # Fewer programs: what other CPUs do in a way of their own is little.
@@ -88,7 +90,7 @@ _OTHERS = 100
 def test_llvm_code_for_lesser_machines_agrees_with_the_interpreter(chunk: int, machine: Machine) -> None:
     if not runs_here(machine):
         pytest.skip(f"needs a CPU that runs code for {machine.cpu}")
-    check(seeds.of_chunk(chunk, _OTHERS), partial(by_llvm, machine=machine))
+    check(seeds.of_chunk(chunk, _OTHERS), partial(on_machine, machine=machine))
 
 
 # --- the Triton backend ----------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def test_llvm_code_for_lesser_machines_agrees_with_the_interpreter(chunk: int, m
 @chunks(6)
 def test_triton_source_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("triton", reason="needs triton")
-    check(seeds_of(chunk), by_triton)
+    check(seeds_of(chunk), partial(outputs_of, mode="cuda:sm_90"))
 
 
 @chunks(1)
@@ -119,7 +121,7 @@ _INTERPRETED, _WITH_LOOPS = 40, 24
 @pytest.mark.sweep(3)
 @chunks(3)
 def test_mosaic_kernels_agree_with_the_interpreter(chunk: int) -> None:
-    check(seeds.of_chunk(chunk, _INTERPRETED), by_mosaic, dtypes=NARROW)
+    check(seeds.of_chunk(chunk, _INTERPRETED), partial(outputs_of, mode="tpu"), dtypes=NARROW)
 
 
 def by_mosaic_in_every_form(programs: Sequence[Program], seen: Counter[str]) -> Sequence[Sequence[np.ndarray]]:
@@ -131,7 +133,7 @@ def by_mosaic_in_every_form(programs: Sequence[Program], seen: Counter[str]) -> 
             seen.update(kind_of_plan(f.planned) for f in forms)
             many += [(f, program) for f in forms]
     outputs: dict[Program, Sequence[np.ndarray]] = {p: p.expected for p in programs}
-    results = interpreted([f for f, _ in many], [p for _, p in many])
+    results = simulated([f for f, _ in many], [p for _, p in many], mode="tpu")
     for (_, program), found in zip(many, results, strict=True):
         if not agrees(program, found):
             outputs[program] = found

@@ -14,9 +14,9 @@ from tests.lang.checks import like_first, numbers, refused
 from tests.lower.triton.test_call import opaque
 from tilekern import _machine
 from tilekern.errors import ArgumentError, TargetError
-from tilekern.lower import target
+from tilekern.lower.backend import Target
 from tilekern.lower.mosaic.chip import CHIPS
-from tilekern.lower.target import DEFAULT, TARGETS, Target, on_platform, resolve
+from tilekern.lower.target import DEFAULT, TARGETS, on_platform, resolve
 
 X = numbers(5)
 
@@ -31,16 +31,16 @@ def test_a_name_says_platform_and_model() -> None:
     for name, known in TARGETS.items():
         assert known.name == name
         assert name.startswith(f"{known.platform}:")
-        assert not known.portable and not known.falls_back
+        assert not known.portable and known.fallback != "always"
 
 
 @pytest.mark.parametrize(("installed", "backend"), [(True, "llvm"), (False, "xla")])
 def test_cpu_is_the_best_backend_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, installed: bool, backend: str
 ) -> None:
-    monkeypatch.setattr(target, "find_spec", lambda name: (name == "llvmlite" and installed) or None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: (name == "llvmlite" and installed) or None)
     best = TARGETS[f"cpu:{backend}"]
-    assert resolve("cpu") == replace(best, falls_back=True)
+    assert resolve("cpu") == replace(best, fallback="always")
     assert on_platform("cpu", None) is best
     assert on_platform("cpu", resolve("cpu")) is not DEFAULT
     assert resolve(best.name) is best

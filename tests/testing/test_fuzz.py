@@ -127,7 +127,7 @@ def test_every_mode_runs(mode: Mode) -> None:
     if mode.package:
         pytest.importorskip(mode.package, reason=f"needs {mode.package}")
     programs: list[Program] = [sample(seed, **mode.options)[0] for seed in (3, 4)]
-    outputs = mode.backend(programs)
+    outputs = mode.run(programs)
     for program, found in zip(programs, outputs, strict=True):
         assert_agrees(program, found)
 

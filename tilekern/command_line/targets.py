@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
-from tilekern import _machine
-from tilekern.lower.target import TARGETS, Target, on_platform
+from tilekern.lower.backend import Backend, Target
+from tilekern.lower.target import TARGETS, backend_of
 
 
 @dataclass(frozen=True)
@@ -33,32 +32,18 @@ class Support:
 
 def support(target: Target) -> Support:
     """The abilities of this machine for a target."""
-    match target.backend:
-        case "xla":
-            return Support(target.name, True, True, True, "")
-        case "llvm":
-            has = find_spec("llvmlite") is not None
-            return Support(target.name, has, has, has, "" if has else "pip install 'tilekern[cpu]'")
-        case "triton":
-            has = find_spec("triton") is not None
-            here = has and _is_a_gpu_here(target)
-            needs = "" if here else f"a GPU of {target.name}" if has else "pip install 'tilekern[cuda]'"
-            return Support(target.name, here, has, has, needs)
-        case _:
-            has = find_spec("libtpu") is not None
-            here = has and _is_here(target, _machine.tpu_kind() is not None)
-            needs = "" if here else f"a TPU of {target.name}" if has else "pip install 'tilekern[tpu]' to compile"
-            return Support(target.name, here, has, True, needs)
+    backend = backend_of(target)
+    runs = backend.compiles and backend.is_here(target)
+    return Support(
+        target.name, runs, backend.compiles, backend.interprets, "" if runs else _missing(backend, target.name)
+    )
 
 
-def _is_a_gpu_here(target: Target) -> bool:
-    if target.platform == "rocm":
-        return target.name == f"rocm:{_machine.amd_architecture()}"
-    return _is_here(target, _machine.compute_capability() is not None)
-
-
-def _is_here(target: Target, has_platform: bool) -> bool:
-    return has_platform and on_platform(target.platform, None).name == target.name
+def _missing(backend: Backend, target: str) -> str:
+    """The hardware that calls of a target need, or the command that installs the package which is missing first."""
+    if backend.compiles:
+        return f"a {backend.hardware} of {target}"
+    return backend.install + (" to compile" if backend.interprets else "")
 
 
 def add(commands: Any) -> None:

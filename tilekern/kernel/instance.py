@@ -159,14 +159,14 @@ class Instance(Callee):
         try:
             return target, self.lowered(target)
         except (TargetError, DependencyError) as error:
-            if not target.has_fallback:
+            if target.fallback == "never" or target.name == DEFAULT.name:
                 raise
             message = f"{self.name} runs on {target.platform} by the portable backend, which is slower.\n{error}"
             warnings.warn(message, FallbackWarning, stacklevel=2)
             return DEFAULT, self.lowered(DEFAULT)
 
     def program(self, target: Target) -> Program:
-        by_name = self.asked is not None and not self.asked.falls_back
+        by_name = self.asked is not None and self.asked.fallback != "always"
         served, lowering = self.served(target) if by_name else self.lowered_or_portable(target)
         version = self.version(served)
 

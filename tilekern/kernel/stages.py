@@ -22,7 +22,7 @@ from tilekern.kernel.instance import Instance, Version
 from tilekern.kernel.interface import Interface, of_flat_arrays
 from tilekern.kernel.packed import packed
 from tilekern.lang.tiles import describe
-from tilekern.lower.lowering import CompiledProgram
+from tilekern.lower.backend import CompiledProgram
 from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target, resolve
 
@@ -193,7 +193,8 @@ class Lowered:
     def __init__(self, kernel: Instance, interface: Interface, target: Target) -> None:
         _check_closed(interface)
         self.target, self._interface = target.name, interface
-        served, self._lowered = kernel.lowered_or_portable(target) if target.falls_back else kernel.served(target)
+        serve = kernel.lowered_or_portable if target.fallback == "always" else kernel.served
+        served, self._lowered = serve(target)
         self._kernel, self._served, self._version = kernel, served, kernel.version(served)
         self.ir: Func = self._version.func
         self.text: str = self._lowered.text

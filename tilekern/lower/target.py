@@ -1,77 +1,102 @@
-"""The machines that tilekern lowers for: their records, and the names that users write."""
+"""The one list of backends and their targets, the names that users write, and the target of a call."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+import re
+from dataclasses import replace
 
-from tilekern import _machine
-from tilekern.errors import TargetError
+from tilekern.errors import ArgumentError, TargetError
+from tilekern.lower.backend import Backend, Target
+from tilekern.lower.llvm.backend import BACKEND as LLVM
+from tilekern.lower.mosaic import backend as mosaic
+from tilekern.lower.triton.backend import BACKEND as TRITON
+from tilekern.lower.xla import backend as xla
+
+BACKENDS: dict[str, Backend] = {}
+"""All backends by name; `register` adds one."""
+
+TARGETS: dict[str, Target] = {}
+"""The targets of all backends, by name."""
+
+_NAME_OF_TARGET = re.compile(r"\w+:[\w.-]+", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Target:
-    """A machine to lower for.
+def register(backend: Backend) -> None:
+    """Add a backend: calls may name its targets, and checks, tables and the fuzzer have it.
 
-    Attributes:
-      name: `platform:model`, e.g. "cuda:sm_90".
-      platform: JAX's name of the platform: "cpu", "cuda", "rocm" or "tpu".
-      backend: the package of `tilekern.lower` that lowers for it.
-      portable: True if the code must run on later models, too.
-      has_fallback: True if the portable backend takes kernels that `backend` refuses, in calls that name no target.
-      falls_back: True if the portable backend takes them also in calls that name this target, as "cpu".
-      like: the target whose schedules stand in where a kernel has none for this target, "" for none.
-      emitter: "gluon" for warp-specialised programs in Gluon; "auto" for Gluon where a kernel has such a form and it
-        is worth it, else Triton; "" for the backend's usual emitter.
+    Calls that name no target get it on platforms that no earlier backend serves, if its `detect` says so.
+
+    Args:
+      backend: its record.
+
+    Raises:
+      ArgumentError: a name is taken, or the targets do not fit the backend.
     """
-
-    name: str
-    platform: str
-    backend: str
-    portable: bool = False
-    has_fallback: bool = False
-    falls_back: bool = False
-    like: str = ""
-    emitter: str = ""
-
-    @property
-    def asked_as(self) -> str:
-        """The name to ask for it: "cpu" for a target that falls back."""
-        return self.platform if self.falls_back else self.full_name
-
-    @property
-    def full_name(self) -> str:
-        """The name, with the emitter."""
-        return self.name + (f"+{self.emitter}" if self.emitter else "")
+    _check(backend)
+    BACKENDS[backend.name] = backend
+    TARGETS.update((target.name, target) for target in backend.targets)
 
 
-NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
-AMD = ("gfx942", "gfx950")
+def unregister(name: str) -> None:
+    """Remove a backend that `register` added.
 
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        Target("cpu:xla", "cpu", "xla"),
-        Target("cpu:llvm", "cpu", "llvm", has_fallback=True),
-        *(Target(f"cuda:{model}", "cuda", "triton") for model in NVIDIA),
-        *(Target(f"rocm:{model}", "rocm", "triton", like="cuda:sm_80") for model in AMD),
-        *(Target(f"tpu:{model}", "tpu", "mosaic", has_fallback=True) for model in ("v5e", "v5p", "v6e", "7x")),
-    )
-}
+    Args:
+      name: the name of the backend.
 
-# JAX's names of TPUs, as in its `tpu_info`.
-_TPUS = {
-    "TPU v5 lite": "tpu:v5e",
-    "TPU v5e": "tpu:v5e",
-    "TPU v5": "tpu:v5p",
-    "TPU v5p": "tpu:v5p",
-    "TPU v6 lite": "tpu:v6e",
-    "TPU v6e": "tpu:v6e",
-    "TPU7x": "tpu:7x",
-}
+    Raises:
+      ArgumentError: no such backend was registered.
+    """
+    if name not in BACKENDS or name in _OWN:
+        added = [repr(name) for name in BACKENDS if name not in _OWN]
+        raise ArgumentError(
+            f"no backend {name!r} was registered",
+            expected=f"one of {', '.join(added)}" if added else "a backend that `register` added before",
+            got=f"name = {name!r}",
+            fix="name a backend that `register` added; those of tilekern stay",
+        )
+    for target in BACKENDS.pop(name).targets:
+        del TARGETS[target.name]
+
+
+def _check(backend: Backend) -> None:
+    """Refuse a record that does not fit the others."""
+    names = [target.name for target in backend.targets]
+    taken = [name for name in names if name in TARGETS or names.count(name) > 1]
+    if backend.name in BACKENDS or taken:
+        raise ArgumentError(
+            f"the backend {backend.name!r} has a name that is taken",
+            expected="names of a backend and of targets that no registered backend has",
+            got=f"name = {backend.name!r}" if backend.name in BACKENDS else f"targets = {taken}",
+            fix="choose another name, or take the earlier backend out: unregister(name)",
+        )
+    strays = [
+        target.name
+        for target in backend.targets
+        if target.backend != backend.name
+        or not _NAME_OF_TARGET.fullmatch(target.name)
+        or target.name.partition(":")[0] != target.platform
+    ]
+    if strays or not names or backend.representative not in ("", *names):
+        raise ArgumentError(
+            f"the targets of the backend {backend.name!r} do not fit it",
+            expected="at least one Target('platform:model', 'platform', backend=...) with the backend's name, one of "
+            "which is `representative`",
+            got=f"targets = {strays or names}, representative = {backend.representative!r}",
+            fix="name the targets for JAX's name of the platform, and give them the name of the backend",
+        )
+
+
+for _backend in (xla.BACKEND, LLVM, TRITON, mosaic.backend(xla.run)):
+    register(_backend)
+_OWN = frozenset(BACKENDS)
 
 # The portable backend: it runs on every platform of JAX.
 DEFAULT = TARGETS["cpu:xla"]
+
+
+def backend_of(target: Target) -> Backend:
+    """The backend that lowers for a target."""
+    return BACKENDS[target.backend]
 
 
 def on_platform(platform: str, asked: Target | None, exporting: bool = False) -> Target:
@@ -86,15 +111,15 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
       TargetError: the named target does not fit the platform or the export, or there is no code for this GPU.
     """
     if asked is None:
-        here = {"cuda": _gpu_here, "tpu": _tpu_here, "cpu": _cpu_here}
-        return here[platform](exporting) if platform in here else DEFAULT
-    if asked.falls_back and (exporting or asked.platform != platform):
+        detected = (backend.detect(platform, exporting) for backend in BACKENDS.values())
+        return next((target for target in detected if target is not None), DEFAULT)
+    if asked.fallback == "always" and (exporting or asked.platform != platform):
         return DEFAULT
-    if exporting and asked.backend == "llvm":
+    if exporting and backend_of(asked).process_bound:
         raise TargetError(
             f"a call with target={asked.name!r} cannot be exported",
             expected="a program that another process can run",
-            got="machine code of this process",
+            got=backend_of(asked).process_bound,
             fix="leave target out: then exported programs have portable code for CPUs",
         )
     if asked.backend == DEFAULT.backend or asked.platform == platform:
@@ -108,79 +133,16 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
 
 
 def check_runs_here(target: Target, name: str) -> None:
-    """Refuse machine code that no GPU of this machine runs; a machine without GPUs may compile for all.
+    """Refuse machine code that no device of this machine runs; a machine without such devices may compile for all.
 
     Args:
       target: the target of the code.
       name: of the kernel.
 
     Raises:
-      TargetError: this machine has GPUs of the target's platform, all of other models.
+      TargetError: this machine has devices of the target's platform, all of other models.
     """
-    here = _models_here(target.platform)
-    if target.portable or not here or any(_runs_on(target, model) for model in here):
-        return
-    raise TargetError(
-        f"{name} is compiled for another GPU than that of this machine",
-        expected=f"a GPU that runs the code of {target.name}",
-        got=f"a GPU of {', '.join(f'{target.platform}:{model}' for model in here)}",
-        fix="leave target out, or name 'cpu:xla', the portable backend; to run it elsewhere, export it with jax.export",
-    )
-
-
-def _models_here(platform: str) -> list[str]:
-    """The models of this machine's GPUs, as targets name them."""
-    if platform == "cuda":
-        return [f"sm_{capability}" for capability in sorted(_machine.compute_capabilities())]
-    architecture = _machine.amd_architecture() if platform == "rocm" else None
-    return [] if architecture is None else [architecture]
-
-
-def _runs_on(target: Target, model: str) -> bool:
-    """True if a model runs the machine code of a target.
-
-    Code of sm_80 to sm_89 runs on later models of the same major number (CUDA C++ Programming Guide, "Binary
-    Compatibility"). Triton compiles newer ones for sm_90a, sm_100a and so on, whose code runs on that model only.
-    """
-    mine = target.name.partition(":")[2]
-    if target.platform != "cuda" or int(mine[3:]) >= 90:
-        return mine == model
-    return mine[3:-1] == model[3:-1] and int(mine[3:]) <= int(model[3:])
-
-
-def _gpu_here(exporting: bool) -> Target:
-    """The target for this machine's GPU; code for any GPU if there is none, or if its model is unknown."""
-    capability = None if exporting else _machine.compute_capability()
-    if capability is None:
-        return replace(TARGETS["cuda:sm_80"], portable=True)
-    if capability < 80:
-        raise TargetError(
-            "tilekern has no code for this GPU",
-            expected="compute capability 8.0 or newer",
-            got=f"compute capability {capability // 10}.{capability % 10}",
-            fix='call with target="cpu:xla": the portable backend runs on every GPU of JAX',
-        )
-    return TARGETS.get(f"cuda:sm_{capability}") or replace(TARGETS["cuda:sm_80"], portable=True)
-
-
-def _tpu_here(exporting: bool) -> Target:
-    """The target for this machine's TPU: code for all four models if it has none, portable code for others."""
-    kind = None if exporting else _machine.tpu_kind()
-    if kind is None:
-        return replace(TARGETS["tpu:v5e"], portable=True)
-    return TARGETS[_TPUS[kind]] if kind in _TPUS else DEFAULT
-
-
-def _cpu_here(exporting: bool = False) -> Target:
-    """Code by LLVM for this CPU if llvmlite is installed; exported programs have portable code."""
-    return DEFAULT if exporting or find_spec("llvmlite") is None else TARGETS["cpu:llvm"]
-
-
-EMITTERS = ("triton", "gluon", "auto")
-"""Emitters of the Triton backend that a call may name: `target="cuda:sm_90+gluon"`, `lower(..., emitter="gluon")`."""
-
-WARP_SPECIALIZED = ("cuda:sm_90",)
-"""Targets that "gluon" and "auto" emit for."""
+    backend_of(target).check_runs_here(target, name)
 
 
 def resolve(name: str, emitter: str | None = None) -> Target:
@@ -188,7 +150,7 @@ def resolve(name: str, emitter: str | None = None) -> Target:
 
     Args:
       name: the target; an emitter may stand behind it, after a "+".
-      emitter: the emitter, one of `EMITTERS`; None for the emitter in the name.
+      emitter: the emitter, one of the target's `emitters`; None for the emitter in the name.
 
     Raises:
       TargetError: there is no such target, or it has no such emitter.
@@ -199,7 +161,7 @@ def resolve(name: str, emitter: str | None = None) -> Target:
         return _with_emitter(resolve(name), emitter)
     target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
     if isinstance(name, str) and name == "cpu":  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
-        target = replace(_cpu_here(), falls_back=True)
+        target = replace(on_platform("cpu", None), fallback="always")
     if target is None:
         raise TargetError(
             "there is no such target",
@@ -212,12 +174,17 @@ def resolve(name: str, emitter: str | None = None) -> Target:
 
 def _with_emitter(target: Target, emitter: str) -> Target:
     """The target with an emitter that a user named."""
-    emitters = EMITTERS if target.name in WARP_SPECIALIZED else EMITTERS[:1]
-    if target.backend != "triton" or emitter not in emitters:
+    if emitter not in target.emitters:
         raise TargetError(
             f"{target.name} has no emitter {emitter!r}",
-            expected=f"one of {', '.join(map(repr, emitters))}" if target.backend == "triton" else "no emitter",
+            expected=f"one of {', '.join(map(repr, target.emitters))}" if target.emitters else "no emitter",
             got=f"emitter = {emitter!r}",
-            fix=f"leave the emitter out; 'gluon' and 'auto' are for {', '.join(WARP_SPECIALIZED)}",
+            fix=f"leave the emitter out{_targets_of(emitter)}",
         )
-    return replace(target, emitter="" if emitter == "triton" else emitter)
+    return replace(target, emitter="" if emitter == target.emitters[0] else emitter)
+
+
+def _targets_of(emitter: str) -> str:
+    """The targets that have an emitter, as the end of a sentence; "" if there is none."""
+    names = [target.name for target in TARGETS.values() if emitter in target.emitters]
+    return f"; {emitter!r} is for {', '.join(names)}" if names else ""

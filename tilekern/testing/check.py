@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,20 +10,20 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
-from tilekern.lower.target import resolve
+from tilekern.lower.target import BACKENDS, backend_of, resolve
 from tilekern.testing.calls import Call
 from tilekern.testing.comparison import Comparison
 from tilekern.testing.report import Progress, Report
 from tilekern.testing.simulation import HERE, INTERPRETER, MESH
 from tilekern.testing.space import Space, space
 
-BY_DEFAULT = ("cpu:xla", "cpu:llvm", "cuda:sm_90", "tpu:v5e", HERE, MESH)
-"""One target of each backend; an ordinary call, on this machine's GPU or TPU if it has one; and all its devices."""
-
 # Checks of Hypothesis that would call slow backends, and arguments that do not fit, a fault of the test.
 _UNWANTED = ("too_slow", "filter_too_much", "data_too_large", "large_base_example")
 
-_PACKAGES = {"llvm": "llvmlite", "triton": "triton"}
+
+def by_default() -> list[str]:
+    """One target of each backend; an ordinary call, on this machine's GPU or TPU if it has one; and all its devices."""
+    return [*(backend.checked.name for backend in BACKENDS.values()), HERE, MESH]
 
 
 def available(targets: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
@@ -35,15 +34,14 @@ def available(targets: Sequence[str] | None) -> tuple[list[str], dict[str, str]]
     """
     runs: list[str] = []
     skipped: dict[str, str] = {}
-    for name in BY_DEFAULT if targets is None else targets:
+    for name in by_default() if targets is None else targets:
         if name == MESH and jax.device_count() == 1:
             if targets is not None:
                 skipped[name] = "needs several devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8"
             continue
-        target = None if name in (HERE, MESH, INTERPRETER) else resolve(name)
-        package = _PACKAGES.get(target.backend, "") if target else ""
-        if package and importlib.util.find_spec(package) is None:
-            skipped[name] = f"needs {package}: pip install {package}"
+        backend = None if name in (HERE, MESH, INTERPRETER) else backend_of(resolve(name))
+        if backend is not None and not backend.interprets:
+            skipped[name] = f"needs {backend.package}: pip install {backend.package}"
         else:
             runs.append(name)
     return runs, skipped

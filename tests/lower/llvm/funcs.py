@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tilekern.ir.core import Func, Value
 from tilekern.ir.verify import verify
-from tilekern.lower.support import Sketch
+from tilekern.testing.support import Sketch
 
 
 def func_of(make: Callable[[Sketch], Sequence[Value]]) -> Func:

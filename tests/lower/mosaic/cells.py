@@ -11,8 +11,8 @@ from tilekern.ir.core import Array, Func, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import DTYPES, F16, F32, I32, DType, kind_of
-from tilekern.lower import support
-from tilekern.lower.support import Sketch
+from tilekern.testing import support
+from tilekern.testing.support import Sketch
 
 SMALL, LARGE, ODD = (2, 4), (16, 256), (5, 130)
 SHAPES = (SMALL, LARGE, ODD)

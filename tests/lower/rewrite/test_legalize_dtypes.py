@@ -13,13 +13,12 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, kind_of
 from tilekern.ir.verify import verify
-from tilekern.lower.llvm.legalize.dtypes import LLVM
 from tilekern.lower.mosaic.legalize.casts import MOSAIC
 from tilekern.lower.rewrite.capabilities import Capabilities
 from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
-from tilekern.lower.triton.legalize.dtypes import TRITON
+from tilekern.lower.target import BACKENDS
 
-TARGETS = {"llvm": LLVM, "triton": TRITON, "mosaic": MOSAIC}
+TARGETS = {name: backend.capabilities() for name, backend in BACKENDS.items() if backend.capabilities is not None}
 # Mosaic has no dtypes of 64 bits, and its float16 is emulated before.
 NAMES = {
     name: [n for n, d in DTYPES.items() if has is not MOSAIC or (d.itemsize <= 4 and n != "f16")]
@@ -91,5 +90,5 @@ def test_bools_are_reduced_as_the_target_does(target: str, monoid: str) -> None:
 def test_what_a_target_has_stays() -> None:
     x = np.ones((4, 4), BF16)
     func, _ = one(Elementwise, x, x, function="add")
-    assert legalize_dtypes(func, TRITON) is legalize_dtypes(func, MOSAIC) is func
-    assert legalize_dtypes(func, LLVM) is not func
+    assert legalize_dtypes(func, TARGETS["triton"]) is legalize_dtypes(func, MOSAIC) is func
+    assert legalize_dtypes(func, TARGETS["llvm"]) is not func

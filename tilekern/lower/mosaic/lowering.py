@@ -15,6 +15,7 @@ from tilekern.errors import TargetError
 from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
+from tilekern.lower.backend import Target
 from tilekern.lower.mosaic.call import Evaluate, call
 from tilekern.lower.mosaic.chip import CHIPS, PORTABLE
 from tilekern.lower.mosaic.compile import ahead_of_time as compiler
@@ -26,7 +27,6 @@ from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
-from tilekern.lower.target import Target
 
 
 class MosaicLowering:

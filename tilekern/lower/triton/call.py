@@ -8,9 +8,9 @@ but not for this call. So `jax.export` asks for consent,
 which is `tilekern.export.checks()`.
 
 The code that runs is the binary's cubin, if it has one. Then jaxlib ignores the PTX, and does not look at the GPU
-before the first launch, which fails if the cubin is for another GPU. So `tilekern.lower.target.check_runs_here` refuses
-such calls before. A cubin of sm_80 runs on 8.0 to 8.9. A cubin of
-sm_90 runs on 9.0 only and a cubin of sm_100 on 10.0 only, because Triton compiles them for sm_90a and sm_100a.
+before the first launch, which fails if the cubin is for another GPU. So `check_runs_here`, in `targets.py` beside this
+module, refuses such calls before. A cubin of sm_80 runs on 8.0 to 8.9. A cubin of sm_90 runs on 9.0 only and a cubin of
+sm_100 on 10.0 only, because Triton compiles them for sm_90a and sm_100a.
 Without a cubin, XLA has the PTX compiled for the GPU of the machine. PTX of sm_80 suits every later GPU; PTX of sm_90a
 and sm_100a suits no other GPU.
 
@@ -34,10 +34,8 @@ from tilekern import _jax
 from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.program import Descriptor, Program, Result
+from tilekern.lower.triton.targets import CUSTOM_CALL
 from tilekern.lower.triton.vendor import AMD
-
-CUSTOM_CALL = "triton_kernel_call_ffi"
-"""The name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""
 
 # Alignment of every pointer, in bytes: the compiled code assumes it, jaxlib checks it at each launch, XLA's buffers
 # have it.

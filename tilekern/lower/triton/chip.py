@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilekern.lower.target import Target
+from tilekern.lower.backend import Target
 from tilekern.lower.triton.vendor import AMD, NVIDIA, Vendor
 
 MAX_THREADS = 1024

@@ -12,9 +12,9 @@ import jax
 from tilekern import _jax, _machine
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
+from tilekern.lower.backend import Target
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
-from tilekern.lower.target import Target, check_runs_here
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.call import call
 from tilekern.lower.triton.chip import chip_of
@@ -26,6 +26,7 @@ from tilekern.lower.triton.gluon.simulator.run import simulate
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.plan.describe import describe
 from tilekern.lower.triton.program import Program
+from tilekern.lower.triton.targets import check_runs_here
 from tilekern.lower.triton.vendor import AMD, NVIDIA, Vendor
 
 

@@ -94,4 +94,4 @@ def replay(path: str | Path) -> None:
       AssertionError: the program is still wrong.
     """
     finding = load(path)
-    assert_agrees(finding.program, mode_named(finding.mode).backend([finding.program])[0])
+    assert_agrees(finding.program, mode_named(finding.mode).run([finding.program])[0])

@@ -145,17 +145,17 @@ def run_some(state: State, folder: Path, name: str, first: int, count: int, shri
     mode = _mode(name)
     samples = [sample(seed_of(state.seed, first + n), **mode.options) for n in range(count)]
     try:
-        results = mode.backend([program for program, _ in samples])
+        results = mode.run([program for program, _ in samples])
         for (program, _), outputs in zip(samples, results, strict=True):
             assert_agrees(program, outputs)
     except Exception as together:
         for program, choices in samples:
-            problem = problem_of(program, mode.backend)
+            problem = problem_of(program, mode.run)
             if isinstance(problem, REFUSALS):
                 state.refused[name] = state.refused.get(name, 0) + 1
             elif problem is not None:
                 if shrink:
-                    program = simplest(choices, mode.backend, problem, mode.options)
+                    program = simplest(choices, mode.run, problem, mode.options)
                 shown = f"{type(problem).__name__}: {problem}".splitlines()[0]
                 _save(state, folder, Finding(name, shown, program).save)
                 return  # the others of the batch are likely wrong for the same reason

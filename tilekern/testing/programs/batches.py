@@ -17,7 +17,7 @@ from tilekern.testing.programs import Program, assert_agrees, build
 from tilekern.testing.programs.reduction import reduced
 
 # From programs to the outputs of each.
-Backend = Callable[[Sequence[Program]], Sequence[Sequence[Any]]]
+type ProgramRunner = Callable[[Sequence[Program]], Sequence[Sequence[Any]]]
 
 _BATCH = 50
 # How many simpler programs are tried at most, and for how many seconds.
@@ -47,7 +47,7 @@ def sample(seed: int, **options: Any) -> tuple[Program, list[int]]:
     return build(choices, **options), choices.made
 
 
-def check(seeds: Iterable[int], backend: Backend, **options: Any) -> None:
+def check(seeds: Iterable[int], run: ProgramRunner, **options: Any) -> None:
     """Assert that a backend agrees with the interpreter on the programs of `seeds`.
 
     Raises:
@@ -56,43 +56,43 @@ def check(seeds: Iterable[int], backend: Backend, **options: Any) -> None:
     for batch in batched(seeds, _BATCH):
         samples = [sample(seed, **options) for seed in batch]
         try:
-            results = backend([program for program, _ in samples])
+            results = run([program for program, _ in samples])
             for (program, _), outputs in zip(samples, results, strict=True):
                 assert_agrees(program, outputs)
         except Exception as error:
             for seed, (program, choices) in zip(batch, samples, strict=True):
-                if (problem := problem_of(program, backend)) is not None:
-                    smallest = simplest(choices, backend, problem, options)
-                    raise AssertionError(f"seed {seed}: {message(smallest, backend)}") from error
+                if (problem := problem_of(program, run)) is not None:
+                    smallest = simplest(choices, run, problem, options)
+                    raise AssertionError(f"seed {seed}: {message(smallest, run)}") from error
             raise  # only all of them together fail
 
 
-def problem_of(program: Program, backend: Backend) -> Exception | None:
+def problem_of(program: Program, run: ProgramRunner) -> Exception | None:
     """The error that a backend raises for a program, or that its outputs are; None if all is well."""
     try:
-        assert_agrees(program, backend([program])[0])
+        assert_agrees(program, run([program])[0])
     except Exception as error:
         return error
     return None
 
 
-def message(program: Program, backend: Backend) -> str:
+def message(program: Program, run: ProgramRunner) -> str:
     """The first line of a program's problem, and a script that runs the program again."""
-    first, *_ = str(problem_of(program, backend)).splitlines() or [""]
-    return f"{first}\n\n{script(program, backend)}"
+    first, *_ = str(problem_of(program, run)).splitlines() or [""]
+    return f"{first}\n\n{script(program, run)}"
 
 
-def script(program: Program, backend: Backend) -> str:
+def script(program: Program, run: ProgramRunner) -> str:
     """A Python script that runs a program on a backend, and fails if the outputs are not the interpreter's.
 
     A backend that has no name in a module, such as a lambda, is left to the reader to fill in.
     """
     imports = ["from tilekern.ir.parse import parse", "from tilekern.testing.programs import Program, assert_agrees"]
-    function = backend.func if isinstance(backend, partial) else backend
+    function = run.func if isinstance(run, partial) else run
     name, module = getattr(function, "__qualname__", "<none>"), getattr(function, "__module__", "")
     if name.isidentifier() and module:
         imports.append(f"from {module} import {name}")
-        keywords = backend.keywords if isinstance(backend, partial) else {}
+        keywords = run.keywords if isinstance(run, partial) else {}
         arguments = ", ".join(["[program]", *(f"{key}={value!r}" for key, value in keywords.items())])
         last = f"assert_agrees(program, {name}({arguments})[0])"
     else:
@@ -100,11 +100,11 @@ def script(program: Program, backend: Backend) -> str:
     return "\n".join([*imports, f"program = {program!r}", last])
 
 
-def simplest(choices: list[int], backend: Backend, problem: Exception, options: Mapping[str, Any]) -> Program:
+def simplest(choices: list[int], run: ProgramRunner, problem: Exception, options: Mapping[str, Any]) -> Program:
     """A simple program with a problem of the same class."""
 
     def fails(program: Program) -> bool:
-        return type(problem_of(program, backend)) is type(problem)
+        return type(problem_of(program, run)) is type(problem)
 
     return reduced(shrink(choices, fails, **options), fails)
 

@@ -21,12 +21,12 @@ from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.ordering import CUMULATIVE, ArgReduce, LinearScan, Scan, Sort
 from tilekern.ir.shape import Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES
-from tilekern.lower import support
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime.ffi_handler import with_handler
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.passes import pipeline
+from tilekern.testing import support
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 

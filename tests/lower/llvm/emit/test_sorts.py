@@ -20,7 +20,7 @@ from tilekern.ir.types import DTYPES, I32, DType, kind_of
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime.machine import Machine
-from tilekern.lower.support import Sketch
+from tilekern.testing.support import Sketch
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 

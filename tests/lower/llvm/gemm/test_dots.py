@@ -19,8 +19,8 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, F64, DType, accumulator, kind_of
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime.machine import Machine
-from tilekern.lower.support import Sketch
 from tilekern.testing import assert_close
+from tilekern.testing.support import Sketch
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 

@@ -25,11 +25,11 @@ from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, Til
 from tilekern.lower.llvm.legalize import legalize
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.matrices import is_of_matrices
-from tilekern.lower.support import SAMPLES, Sketch
-from tilekern.lower.support import sample as cell
 from tilekern.passes import pipeline
 from tilekern.testing.programs import Program
 from tilekern.testing.programs.batches import check, sample
+from tilekern.testing.support import SAMPLES, Sketch
+from tilekern.testing.support import sample as cell
 
 _PRODUCTS = {np.dtype(np.int16), I32, F64, F32, BF16}
 _BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}

@@ -19,7 +19,6 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import OPS
 from tilekern.ir.types import BOOL, DTYPES, F64, DType, dtype_name, kind_of
 from tilekern.ir.verify import verify
-from tilekern.lower import support
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
@@ -29,7 +28,7 @@ from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla.emit import emit_xla
 from tilekern.lower.xla.legalize import legalize
-from tilekern.testing import assert_close
+from tilekern.testing import assert_close, support
 
 FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
 
@@ -55,7 +54,7 @@ def test_every_op_is_in_the_table() -> None:
 
 
 def test_every_backend_is_in_the_table() -> None:
-    assert set(support.ATTEMPTS) == {"interpreter", *(target.backend for target in TARGETS.values())}
+    assert set(support.attempts()) == {"interpreter", *(target.backend for target in TARGETS.values())}
 
 
 @pytest.mark.slow
@@ -86,7 +85,7 @@ def test_reasons_and_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UnsupportedError("no exponentials of float64")
 
     monkeypatch.setattr(support, "SAMPLES", {name: support.SAMPLES[name] for name in ("exp", "abs")})
-    monkeypatch.setattr(support, "ATTEMPTS", {"good": lambda func: None, "poor": refuse})
+    monkeypatch.setattr(support, "attempts", lambda: {"good": lambda func: None, "poor": refuse})
     monkeypatch.setattr(support, "table", support.table.__wrapped__)
     (cell,) = [c for c in support.table() if c.backend and c.reason]
     assert cell == support.Cell("exp", "f64", "poor", "no exponentials of float64")
@@ -97,13 +96,13 @@ def test_reasons_and_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(func: Func) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(support, "ATTEMPTS", {"bad": fail})
+    monkeypatch.setattr(support, "attempts", lambda: {"bad": fail})
     with pytest.raises(RuntimeError, match="a bug"):
         support.table()
 
 
 def test_markdown_has_a_row_for_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "ATTEMPTS", {"good": lambda func: None})
+    monkeypatch.setattr(support, "attempts", lambda: {"good": lambda func: None})
     monkeypatch.setattr(support, "table", support.table.__wrapped__)
     lines = support.markdown().splitlines()
     rows = {line.split("|")[1].strip(): line.count("|") for line in lines if line.startswith("|")}

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilekern.lower.llvm import legalize as llvm
-from tilekern.lower.llvm.runtime.machine import Machine
-from tilekern.lower.mosaic import legalize as mosaic
-from tilekern.lower.target import Target
-from tilekern.lower.triton import legalize as triton
-from tilekern.lower.triton.chip import chip_of
-from tilekern.lower.xla import legalize as xla
+from tilekern.lower.backend import Target
+from tilekern.lower.target import BACKENDS, backend_of
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, function_of, name_of
-
-# Every CPU has the same passes; their effect depends on the CPU.
-_ANY_CPU = Machine("aarch64-unknown-linux-gnu", "generic", "", vector_bytes=16, registers=32)
-
-_PASSES: dict[str, Callable[[Target], Sequence[Pass | Rounds]]] = {
-    "xla": lambda _: xla.PASSES,
-    "llvm": lambda _: llvm.passes(_ANY_CPU),
-    "triton": lambda target: triton.passes(chip_of(target)),
-    "mosaic": lambda target: mosaic.passes(target.name.removeprefix("tpu:")),
-}
 
 
 @dataclass(frozen=True)
@@ -45,15 +29,22 @@ class PassInfo:
 def passes_of(target: Target) -> tuple[PassInfo, ...]:
     """All passes that a kernel goes through for a target, in their order: passes of every target first."""
     infos: list[PassInfo] = []
-    for number, entry in enumerate((IMPROVE, *_PASSES[target.backend](target))):
+    own_passes = backend_of(target).passes
+    for number, entry in enumerate((IMPROVE, *(own_passes(target) if own_passes is not None else ()))):
         group = entry.passes if isinstance(entry, Rounds) else (entry,)
         rounds = number if isinstance(entry, Rounds) else None
         infos += (PassInfo(name_of(p), _summary(p), rounds) for p in group)
     return tuple(infos)
 
 
-def markdown(target: Target) -> str:
-    """The sequence as a table, for the documentation; passes that run in rounds have a ↻."""
+def markdown() -> str:
+    """The passes of each backend for its representative target: other targets leave out passes, or add some."""
+    targets = [backend.checked for backend in BACKENDS.values() if backend.passes is not None]
+    return "\n".join(f"### {target.name}\n\n{table(target)}" for target in targets)
+
+
+def table(target: Target) -> str:
+    """The sequence of a target as a table; passes that run in rounds have a ↻."""
     lines = [f"| | pass | {target.name} |", "|---:|:---|:---|"]
     for number, info in enumerate(passes_of(target), 1):
         mark = "" if info.rounds is None else " ↻"

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from docs.sequence_tables import markdown, passes_of, table
 from tilekern.ir.types import DTYPES
 from tilekern.lower.lowering import lower
-from tilekern.lower.sequence import markdown, passes_of
-from tilekern.lower.support import sample
-from tilekern.lower.target import TARGETS
+from tilekern.lower.target import BACKENDS, TARGETS
 from tilekern.passes import pipeline
+from tilekern.testing.support import sample
 
 EVERY = [p.__name__ for p in pipeline.IMPROVE.passes]
 
@@ -22,7 +22,7 @@ def test_every_pass_has_a_summary(name: str) -> None:
     assert [info.name for info in found[: len(EVERY)]] == EVERY
     for info in found:
         assert re.fullmatch(r"[A-Z][^\n|]+\.", info.summary), info
-    assert f"| 1 | `canonicalize` ↻ | {found[0].summary} |" in markdown(TARGETS[name])
+    assert f"| 1 | `canonicalize` ↻ | {found[0].summary} |" in table(TARGETS[name])
 
 
 @pytest.mark.parametrize("name", ["cpu:llvm", "cuda:sm_90", "tpu:v5e"])
@@ -34,3 +34,8 @@ def test_the_passes_that_run_are_those_of_the_sequence(name: str, monkeypatch, c
     own = [name for name in printed if name not in EVERY]
     sequence = iter([info.name for info in passes_of(TARGETS[name])])
     assert "expand" in own and all(name in sequence for name in own)
+
+
+def test_the_documentation_has_a_table_of_each_backend() -> None:
+    headings = re.findall(r"^### (\S+)$", markdown(), re.MULTILINE)
+    assert headings == [backend.checked.name for backend in BACKENDS.values()]

@@ -30,13 +30,8 @@ from tilekern.ir.memory import ATOMICS, Atomic, AtomicKind, Load, Store, whole_a
 from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
-from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.mosaic.lowering import MosaicLowering
-from tilekern.lower.target import TARGETS
-from tilekern.lower.triton.build import build
-from tilekern.lower.triton.chip import CHIPS
-from tilekern.lower.xla.emit import emit_xla
-from tilekern.lower.xla.lowering import XlaLowering
+from tilekern.lower.backend import Backend
+from tilekern.lower.target import BACKENDS
 
 SHAPE = (2, 4)
 """The shape of the tiles of a sample."""
@@ -226,31 +221,14 @@ def _interpret(func: Func) -> None:
         interpret(func, *_zeros(func))
 
 
-def _lower_xla(func: Func) -> None:
+def _lower(backend: Backend, func: Func) -> None:
     with jax.enable_x64(True):
-        jax.eval_shape(XlaLowering(func).run, *_zeros(func))
+        assert backend.lower(func, backend.checked, {}).text
 
 
-def _lower_triton(func: Func) -> None:
-    build(func, CHIPS["cuda:sm_90"], {})
-
-
-def _lower_mosaic(func: Func) -> None:
-    assert MosaicLowering(func, TARGETS["tpu:v5e"], emit_xla.run).text
-
-
-def _lower_llvm(func: Func) -> None:
-    assert LlvmLowering(func).text
-
-
-ATTEMPTS: dict[str, Callable[[Func], None]] = {
-    "interpreter": _interpret,
-    "xla": _lower_xla,
-    "triton": _lower_triton,
-    "mosaic": _lower_mosaic,
-    "llvm": _lower_llvm,
-}
-"""For each backend, the function that lowers a Func with it; it raises a `TilekernError` if the backend refuses."""
+def attempts() -> dict[str, Callable[[Func], None]]:
+    """For the interpreter and each backend, the function that lowers a Func; it raises a `TilekernError` to refuse."""
+    return {"interpreter": _interpret} | {name: partial(_lower, backend) for name, backend in BACKENDS.items()}
 
 
 @dataclass(frozen=True)
@@ -282,7 +260,7 @@ def _cells(op: str, dtype: str) -> Iterator[Cell]:
     except VerifyError as error:
         yield Cell(op, dtype, "", error.summary)
         return
-    for backend, attempt in ATTEMPTS.items():
+    for backend, attempt in attempts().items():
         try:
             attempt(func)
         except TilekernError as error:
@@ -308,6 +286,6 @@ def markdown() -> str:
             marks.setdefault(at, "✓")
     lines = [f"| op | {' | '.join(DTYPES)} |", f"|:---|{':---:|' * len(DTYPES)}"]
     lines += [f"| {op} | {' | '.join(marks[op, dtype] for dtype in DTYPES)} |" for op in SAMPLES]
-    lines += ["", f"✓: on every backend ({', '.join(ATTEMPTS)}). –: the op does not accept the dtype, on none."]
+    lines += ["", f"✓: on every backend ({', '.join(attempts())}). –: the op does not accept the dtype, on none."]
     lines += [f"\n[{number}] {reason}." for reason, number in notes.items()]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,75 @@
+"""The record of the backend for TPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from tilekern.ir.core import Func
+from tilekern.lower.backend import Backend, Device, FuzzMode, Lowering, Target
+from tilekern.lower.mosaic.targets import BACKEND_NAME, TARGETS, detect, is_here
+from tilekern.lower.rewrite.capabilities import Capabilities
+from tilekern.passes.pipeline import Pass, Rounds
+
+
+def _device(target: Target) -> Device:
+    from tilekern.lower.mosaic.chip import CHIPS, LANES, PORTABLE, SUBLANES
+
+    chip = PORTABLE if target.portable else CHIPS[target.name]
+    return Device(target.name, target.platform, chip.cores, chip.vmem_budget, 0, LANES, SUBLANES, chip.matrix_size)
+
+
+def _passes(target: Target) -> Sequence[Pass | Rounds]:
+    from tilekern.lower.mosaic.legalize import passes
+
+    return passes(target.name.removeprefix("tpu:"))
+
+
+def _capabilities() -> Capabilities:
+    from tilekern.lower.mosaic.legalize.casts import MOSAIC
+
+    return MOSAIC
+
+
+# The message of XLA's CPU backend, which Pallas' interpreter compiles with, for a product of bfloat16 that it lacks:
+# see `lower.xla.emit.narrow_dots`.
+_LACKS = "Unsupported element type for DotThunk"
+
+
+def backend(evaluate: Callable[..., Sequence[jax.Array]]) -> Backend:
+    """The backend.
+
+    Args:
+      evaluate: runs the Funcs that compute tables of prefetched scalars, outside of the kernel: the portable backend's.
+    """
+
+    def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
+        from tilekern.lower.mosaic.lowering import MosaicLowering
+
+        return MosaicLowering(func, target, evaluate)
+
+    def simulated(lowering: Any) -> Callable[..., Sequence[jax.Array]]:
+        return partial(lowering.run, interpret=True)
+
+    return Backend(
+        BACKEND_NAME,
+        tuple(TARGETS.values()),
+        lower,
+        detect=detect,
+        is_here=is_here,
+        device=_device,
+        passes=_passes,
+        capabilities=_capabilities,
+        simulated=simulated,
+        hardware="TPU",
+        package="libtpu",
+        interprets_without=True,
+        install="pip install 'tilekern[tpu]'",
+        fuzz=(
+            FuzzMode("tpu index vectors", "index vectors", x64=False, every_target=True, batch=8, excused=_LACKS),
+            FuzzMode("tpu", narrow=True, x64=False, every_target=True, batch=8, excused=_LACKS),
+        ),
+    )
