@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-from tilekern import errors, export
+from tilekern import backends, errors, export
 from tilekern.ir.analysis.costs import Cost
 from tilekern.kernel import (
     Block,
@@ -63,6 +63,7 @@ __all__ = [
     "TracedOp",
     "Zeros",
     "accumulator",
+    "backends",
     "cdiv",
     "debug_print",
     "device",

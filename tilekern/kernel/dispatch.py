@@ -136,8 +136,23 @@ def _warn_gathered(callee: Callee, site: _meshes.Site) -> None:
     warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
 
 
+_served_platforms: set[str] = set()
+
+
+def serve_platform(platform: str) -> None:
+    """Let calls on a platform of JAX have targets of that platform.
+
+    Raises:
+      NotImplementedError: JAX has no such platform.
+    """
+    if platform not in _served_platforms:
+        _jax.register_lowering(kernel_call_p, partial(_run, platform), platform)
+        _served_platforms.add(platform)
+
+
 kernel_call_p.def_impl(_eager)
-for _platform in (None, "cpu", "cuda", "rocm", "tpu"):
-    _jax.register_lowering(kernel_call_p, partial(_run, _platform or "any other"), _platform)
+_jax.register_lowering(kernel_call_p, partial(_run, "any other"))
+for _platform in ("cpu", "cuda", "rocm", "tpu"):
+    serve_platform(_platform)
 _jax.register_rules(kernel_call_p, batch=_batch)
 _jax.register_derivatives(kernel_call_p, _jvp, _transpose)

@@ -173,7 +173,7 @@ class FuzzMode:
       in_one_op: True for kernels called by one op, each twice, in place of programs that are run by themselves.
       every_target: True to lower each program for some target of the backend, else for the representative one.
       batch: programs that run at once.
-      excused: a part of the messages of errors by which the simulation, not the backend, cannot run a program.
+      lacks: a part of the summary of the one `TargetError` by which interpreted programs may be refused.
       outputs: the outputs of a Func, from its inputs and a seed; None for those of the backend's lowering.
     """
 
@@ -185,7 +185,7 @@ class FuzzMode:
     in_one_op: bool = False
     every_target: bool = False
     batch: int = 30
-    excused: str = ""
+    lacks: str = ""
     outputs: Callable[[Func, Sequence[Array], int], Sequence[Array]] | None = None
 
 

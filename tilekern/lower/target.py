@@ -13,7 +13,7 @@ from tilekern.lower.triton.backend import BACKEND as TRITON
 from tilekern.lower.xla import backend as xla
 
 BACKENDS: dict[str, Backend] = {}
-"""All backends by name; `register` adds one."""
+"""All backends by name; `tilekern.backends.register` adds one."""
 
 TARGETS: dict[str, Target] = {}
 """The targets of all backends, by name."""
@@ -21,30 +21,17 @@ TARGETS: dict[str, Target] = {}
 _NAME_OF_TARGET = re.compile(r"\w+:[\w.-]+", re.ASCII)
 
 
-def register(backend: Backend) -> None:
-    """Add a backend: calls may name its targets, and checks, tables and the fuzzer have it.
-
-    Calls that name no target get it on platforms that no earlier backend serves, if its `detect` says so.
-
-    Args:
-      backend: its record.
-
-    Raises:
-      ArgumentError: a name is taken, or the targets do not fit the backend.
-    """
-    _check(backend)
+def add(backend: Backend) -> None:
+    """Add a backend that `check` took."""
     BACKENDS[backend.name] = backend
     TARGETS.update((target.name, target) for target in backend.targets)
 
 
-def unregister(name: str) -> None:
-    """Remove a backend that `register` added.
-
-    Args:
-      name: the name of the backend.
+def remove(name: str) -> None:
+    """Remove a backend of another package.
 
     Raises:
-      ArgumentError: no such backend was registered.
+      ArgumentError: no such backend was added.
     """
     if name not in BACKENDS or name in _OWN:
         added = [repr(name) for name in BACKENDS if name not in _OWN]
@@ -58,8 +45,12 @@ def unregister(name: str) -> None:
         del TARGETS[target.name]
 
 
-def _check(backend: Backend) -> None:
-    """Refuse a record that does not fit the others."""
+def check(backend: Backend) -> None:
+    """Refuse a record that does not fit the others.
+
+    Raises:
+      ArgumentError: a name is taken, or the targets do not fit the backend.
+    """
     names = [target.name for target in backend.targets]
     taken = [name for name in names if name in TARGETS or names.count(name) > 1]
     if backend.name in BACKENDS or taken:
@@ -87,7 +78,7 @@ def _check(backend: Backend) -> None:
 
 
 for _backend in (xla.BACKEND, LLVM, TRITON, mosaic.backend(xla.run)):
-    register(_backend)
+    add(_backend)
 _OWN = frozenset(BACKENDS)
 
 # The portable backend: it runs on every platform of JAX.

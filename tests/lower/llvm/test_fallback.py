@@ -18,7 +18,6 @@ from tilekern import source
 from tilekern.errors import DependencyError, FallbackWarning, ResourceError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.elementwise import Elementwise
-from tilekern.lower import target
 from tilekern.lower.llvm import lowering
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.runtime.machine import Machine
@@ -85,7 +84,7 @@ def test_no_warning_where_nothing_is_refused() -> None:
 
 def test_llvmlite_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then `cpu` is the portable backend, and no warning is due."""
-    monkeypatch.setattr(target, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     look_again()
     with warnings.catch_warnings():

@@ -34,11 +34,6 @@ def _capabilities() -> Capabilities:
     return MOSAIC
 
 
-# The message of XLA's CPU backend, which Pallas' interpreter compiles with, for a product of bfloat16 that it lacks:
-# see `lower.xla.emit.narrow_dots`.
-_LACKS = "Unsupported element type for DotThunk"
-
-
 def backend(evaluate: Callable[..., Sequence[jax.Array]]) -> Backend:
     """The backend.
 
@@ -69,7 +64,7 @@ def backend(evaluate: Callable[..., Sequence[jax.Array]]) -> Backend:
         interprets_without=True,
         install="pip install 'tilekern[tpu]'",
         fuzz=(
-            FuzzMode("tpu index vectors", "index vectors", x64=False, every_target=True, batch=8, excused=_LACKS),
-            FuzzMode("tpu", narrow=True, x64=False, every_target=True, batch=8, excused=_LACKS),
+            FuzzMode("tpu index vectors", "index vectors", x64=False, every_target=True, batch=8),
+            FuzzMode("tpu", narrow=True, x64=False, every_target=True, batch=8),
         ),
     )

@@ -82,7 +82,7 @@ def _simulated_gluon(func: Func, inputs: Sequence[Array], seed: int) -> Sequence
     return simulate(build_gluon(func, CHIPS["cuda:sm_90"], hints), inputs, seed=seed, blocks=1 + digits % 3)
 
 
-# Targets lack atomics of some dtypes; programs with one are left out.
+# Of some dtypes; programs with one are left out.
 _NO_ATOMIC = "has no atomic"
 
 BACKEND = Backend(
@@ -102,8 +102,8 @@ BACKEND = Backend(
     install="pip install 'tilekern[cuda]'",
     custom_call=CUSTOM_CALL,
     fuzz=(
-        FuzzMode("cuda:sm_90 index vectors", "index vectors", excused=_NO_ATOMIC),
+        FuzzMode("cuda:sm_90 index vectors", "index vectors", lacks=_NO_ATOMIC),
         FuzzMode("cuda:sm_90 gluon", "products", batch=1, outputs=_simulated_gluon),
-        FuzzMode("cuda:sm_90", excused=_NO_ATOMIC),
+        FuzzMode("cuda:sm_90", lacks=_NO_ATOMIC),
     ),
 )
