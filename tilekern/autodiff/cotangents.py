@@ -13,13 +13,14 @@ from typing import Any, Literal
 from tilekern.autodiff.order import Define, is_permutation, order_of, put_back
 from tilekern.autodiff.scans import shifted
 from tilekern.autodiff.tangents import dot_dtype, wide
-from tilekern.ir.compute import Convert, Dot, Reduce, Select
-from tilekern.ir.core import Op, Value
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
+from tilekern.ir.core import Op, Value, unknown_op
+from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import LinearScan, Scan, Sort
-from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, TileType, accumulator
 
 Fixed = Sequence[Value | None]
@@ -78,8 +79,12 @@ def is_linear(op: Op, linear: Sequence[bool]) -> bool:
             return not linear[0]
         case Sort():
             return not any(linear[: op.num_keys])
+        case _ if isinstance(op, NOT_LINEAR):
+            return False
+        case _ if type(op) in RULES:
+            return True
         case _:
-            return type(op) in RULES
+            raise unknown_op(op, __name__)
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -314,3 +319,6 @@ RULES: dict[type[Op], Rule] = {
     Sort: _sort,
 }
 """The rule of each class of op that is linear in some operand."""
+
+NOT_LINEAR = (Constant, Iota, Bitcast, ArgReduce, TopK, Stop, Custom)
+"""The other pure ops. A tangent has none of them on its way, for their own tangents are zero, or made of other ops."""

@@ -130,6 +130,16 @@ class Op:
         return tuple(v.tile for v in self.operands)
 
 
+def unknown_op(op: Op, module: str) -> AssertionError:
+    """The error of an analysis for a class of op that it has no rule for: a bug of the compiler.
+
+    Args:
+      op: the op.
+      module: `__name__` of the analysis, to find the place for the rule.
+    """
+    return AssertionError(f"{module} has no rule for the op {op.name}: see CONTRIBUTING.md, Adding an op")
+
+
 def _same_types(left: tuple[Value, ...], right: tuple[Value, ...]) -> bool:
     """True if both tuples have equally many values, which pairwise have the same types."""
     if len(left) != len(right):

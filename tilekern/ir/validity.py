@@ -20,14 +20,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tilekern.ir.compute import Dot, Reduce, Select
-from tilekern.ir.core import Builder, Op, Value
-from tilekern.ir.derivatives import Custom
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
+from tilekern.ir.control import Hoist
+from tilekern.ir.core import Builder, Op, Value, unknown_op
+from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
-from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, TileType
 
 Valid = Value | None
@@ -45,8 +46,14 @@ def sources(op: Op) -> tuple[Value, ...]:
             return (*op.operands[: op.num_keys], op.operands[op.pick])
         case Reduce() | Dot() if any(v.tile.size == 0 for v in op.operands):
             return ()  # the identity of the reduction
-        case _:
+        case _ if isinstance(op, (*_LANE_BY_LANE, *_MOVED, Reduce, ArgReduce, Scan, LinearScan, TopK, Dot, Hoist)):
             return op.operands
+        case _:
+            raise unknown_op(op, __name__)
+
+
+_LANE_BY_LANE = (Elementwise, Select, Convert, Bitcast, Stop, Constant, Iota)
+_MOVED = (Broadcast, Reshape, Transpose, Slice, Reverse, Concatenate, Pad, Take)
 
 
 class Validity(Make):
@@ -78,12 +85,16 @@ class Validity(Make):
                 return valid[0]
             case Sort():
                 return self._sorted(op, valid)
-            case TopK() if valid[0] is not None:
-                return self.add(Take, valid[0], op.result, dim=op.dim, along=True)
+            case TopK():
+                return None if valid[0] is None else self.add(Take, valid[0], op.result, dim=op.dim, along=True)
             case Dot():
                 return self.all(self._side(op, 0, valid[0]), self._side(op, 1, valid[1]))
-            case _:
+            case LinearScan() | Custom():
                 return self.all(*valid)
+            case _ if isinstance(op, _LANE_BY_LANE):
+                return self.all(*valid)
+            case _:
+                raise unknown_op(op, __name__)
 
     def whole(self, valid: Valid, value: Value) -> Value:
         """The valid lanes of a value as a tile, even if all lanes are valid."""

@@ -190,18 +190,22 @@ class FuzzMode:
 
 
 def _serves_no_platform(platform: str, exporting: bool) -> Target | None:
+    """None: calls that name no target go to other backends."""
     return None
 
 
 def _on_this_machine(target: Target) -> bool:
+    """True: the target is any machine."""
     return True
 
 
 def _runs_anywhere(target: Target, name: str) -> None:
+    """Nothing: every machine of the platform runs the code."""
     return None
 
 
 def _unknown_device(target: Target) -> Device:
+    """A record without numbers."""
     return Device(target.name, target.platform)
 
 

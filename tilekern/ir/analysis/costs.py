@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekern.ir.analysis.iterations import Iterations
-from tilekern.ir.compute import Dot, Reduce
-from tilekern.ir.control import Fold, Switch
-from tilekern.ir.core import Array, Axis, Block, Func, Op, Value
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
+from tilekern.ir.control import Fold, Hoist, Switch, While
+from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, unknown_op
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.derivatives import Custom, Stop
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import DType, kind_of
 
 # Float functions that XLA counts apart, for each is several floating-point operations.
@@ -180,11 +184,21 @@ def _of_op(op: Op, times: float) -> Mapping[object, Any]:
             elements = times * math.prod(op.access.shape)
             ways = "r" if isinstance(op, Load) else "rw" if isinstance(op, Atomic) else "w"
             return {(way, op.ref): elements for way in ways}
-        case Elementwise() | Reduce() | ArgReduce() | Scan() | LinearScan() | Sort() | TopK() if _on_floats(op):
+        case Elementwise() | Reduce() | ArgReduce() | Scan() | LinearScan() | Sort() | TopK():
             kind = "transcendentals" if isinstance(op, Elementwise) and op.function in _TRANSCENDENTAL else "flops"
-            return {kind: times * _operations(op)}
-        case _:
+            return {kind: times * _operations(op)} if _on_floats(op) else {}
+        case _ if isinstance(op, _FREE):
             return {}
+        case _:
+            raise unknown_op(op, __name__)
+
+
+# Ops that XLA does not count. The ops of their blocks count.
+_FREE = (
+    *(Constant, Iota, Convert, Bitcast, Select, Stop, Custom),
+    *(Broadcast, Reshape, Transpose, Slice, Reverse, Concatenate, Pad, DynamicSlice, DynamicUpdateSlice, Take),
+    *(Fold, While, Switch, Hoist, Print, Assert),
+)
 
 
 def _on_floats(op: Op) -> bool:

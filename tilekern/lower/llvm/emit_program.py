@@ -11,13 +11,13 @@ from typing import Any
 from tilekern.debug_options import debug_options
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Axis, Block, Func, Op, Value, round_up
+from tilekern.ir.core import Axis, Block, Func, Op, Value, round_up, unknown_op
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.quote import visible
-from tilekern.ir.shape import Concatenate, Pad
+from tilekern.ir.shape import Concatenate, Pad, Reshape
 from tilekern.lower.llvm.element_index import Index, is_virtual
 from tilekern.lower.llvm.element_types import register_type
 from tilekern.lower.llvm.emit import atomics, data_movement, debug_ops, loop_nests, reductions, sorts
@@ -260,8 +260,13 @@ class _ProgramEmitter:
                 self._load(op)
             case Load():
                 e.registers[op.result] = e.load_access(op, ())
+            case Reshape() if not is_virtual(op):  # of a tile of one element
+                (x,) = op.operands
+                e.registers[op.result] = e.element(x, tuple(Index() for _ in x.tile.shape))
+            case _ if is_virtual(op):
+                e.registers[op.result] = e.element(op.result, ())
             case _:
-                self._scalar(op)
+                raise unknown_op(op, __name__)
 
     def _load(self, op: Load) -> None:
         """Load a tile of an array that the program stores to."""
@@ -269,14 +274,6 @@ class _ProgramEmitter:
         loop_nests.for_each_vector(
             e, op.result.tile.shape, lambda at, lanes: e.write(op.result, e.load_access(op, at, lanes), at)
         )
-
-    def _scalar(self, op: Op) -> None:
-        e = self._e
-        if is_virtual(op):
-            e.registers[op.result] = e.element(op.result, ())
-        else:  # a reshape of a tile of one element
-            (x,) = op.operands
-            e.registers[op.result] = e.element(x, tuple(Index() for _ in x.tile.shape))
 
     # --- control ---
 

@@ -53,6 +53,7 @@ from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.dot_operands import dot_results, is_one_column_pass, split_operands
 from tilekern.lower.mosaic.plan.hbm_layout import packing
 from tilekern.lower.mosaic.plan.value_sizes import (
+    BARRIERS,
     REPEATED,
     VIEWS,
     KernelContext,
@@ -62,8 +63,6 @@ from tilekern.lower.mosaic.plan.value_sizes import (
     is_row_broadcast,
     value_bytes,
 )
-
-_BARRIERS = (Reduce, ArgReduce, Dot)
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ class _BlockAnalysis:
 
     def _ancestry_of(self, op: Op, n: int, before: _Ancestry) -> _Ancestry:
         tiles = before.tiles.union(v for v in op.operands if self._reuse_bytes(v))
-        if isinstance(op, _BARRIERS):
+        if isinstance(op, BARRIERS):
             over = op.dims if isinstance(op, Reduce) else (op.dim,) if isinstance(op, ArgReduce) else ()
             reductions = before.reductions + (1 if over == (len(op.operands[0].tile.shape) - 1,) else 2)
             if isinstance(op, Dot):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilekern.ir.compute import Constant, Convert, Select
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, While
-from tilekern.ir.core import Op, Value, round_up
+from tilekern.ir.core import Op, Value, round_up, unknown_op
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.dynamic import Take
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
-from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
+from tilekern.ir.ordering import ArgReduce
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import F32
 from tilekern.lower.mosaic.calibration import LONG_ROW_SHARE, REGISTER_COLUMNS, REGISTER_TILE_BYTES, TRIANGLE_SHARE
 from tilekern.lower.mosaic.chip import SUBLANES, Chip, padded_bytes
@@ -19,8 +23,26 @@ from tilekern.lower.mosaic.plan.unroll import Unrolling
 VIEWS = (Transpose, Reshape, Broadcast)
 """Ops whose result is computed if their operand is."""
 
+BARRIERS = (Reduce, ArgReduce, Dot)
+"""Ops that take all elements of a tile before they give the first one of their result."""
+
+_STREAMED = (
+    *(Elementwise, Select, Convert, Bitcast, Constant, Iota, Take),
+    *(Broadcast, Reshape, Transpose, Slice, Concatenate),
+    *(MemoryOp, Print, Assert),
+)
+
 REPEATED = (Constant, Iota, Load)
 """Ops that the compiler repeats at each use, in place of keeping their results."""
+
+
+def is_streamed(op: Op) -> bool:
+    """True if an op of a legal Func is computed register by register, as the ops that use its result ask for it."""
+    if isinstance(op, BARRIERS) or op.regions:
+        return False
+    if not isinstance(op, _STREAMED):
+        raise unknown_op(op, __name__)
+    return True
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import prod
 
-from tilekern.ir.compute import Constant, Dot, Reduce
+from tilekern.ir.compute import Constant, Dot
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Block, Op, Value, round_up
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
-from tilekern.ir.ordering import ArgReduce
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, F32
 from tilekern.lower.mosaic.calibration import (
@@ -38,9 +37,7 @@ from tilekern.lower.mosaic.plan.dot_operands import (
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.register_pressure import captured_values, vmem_values
 from tilekern.lower.mosaic.plan.unroll import Unrolling
-from tilekern.lower.mosaic.plan.value_sizes import KernelContext, is_computed, value_bytes
-
-_BARRIERS = (Reduce, ArgReduce, Dot)
+from tilekern.lower.mosaic.plan.value_sizes import KernelContext, is_computed, is_streamed, value_bytes
 
 
 def spilled_bytes(
@@ -166,8 +163,7 @@ def _last_uses(block: Block, vmem_values: Collection[Value]) -> dict[Value, int]
             last = 0
             for n in uses.get(value, ()):
                 op = block.ops[n]
-                streams = not isinstance(op, _BARRIERS) and not op.regions
-                onward = [end(r) for r in op.results if streams and r not in vmem_values]
+                onward = [end(r) for r in op.results if is_streamed(op) and r not in vmem_values]
                 last = max(last, n, *onward)
             ends[value] = last
         return ends[value]

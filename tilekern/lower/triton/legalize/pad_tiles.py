@@ -22,10 +22,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
-from tilekern.ir.core import Block, Builder, Func, Op, Value, definitions
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select, identity
+from tilekern.ir.core import Block, Builder, Func, Op, Value, definitions, unknown_op
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
@@ -139,8 +140,10 @@ class _Padder(Builder):
             case Assert():
                 (held,) = op.operands
                 return self.add(op.copy((self._filled(make, held, operands[0], range(len(held.tile.shape)), True),)))
-            case _:
+            case Elementwise() | Select() | Convert() | Bitcast() | Transpose():
                 return self.add(op.copy(operands))
+            case _:
+                raise unknown_op(op, __name__)
 
     def _constant(self, op: Constant) -> Value:
         """A constant, with zeros in the added lanes of an array."""
