@@ -200,8 +200,7 @@ def _on_this_machine(target: Target) -> bool:
 
 
 def _runs_anywhere(target: Target, name: str) -> None:
-    """Nothing: every machine of the platform runs the code."""
-    return None
+    """Raise nothing: every machine of the platform runs the code."""
 
 
 def _unknown_device(target: Target) -> Device:
