@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.training import adamw
+from tilekern.training import adamw_in_place
 
 LIMIT = 1.0
 SHAPE = (4096, 4096)
@@ -48,7 +48,7 @@ def _arrays(dtype: str) -> tuple[jax.Array, jax.Array]:
 
 
 def _ours(dtype: str, stochastic: bool, target: str) -> Callable[[], Any]:
-    optimizer = adamw(RATE, weight_decay=DECAY, stochastic=stochastic, target=target)
+    optimizer = adamw_in_place(RATE, weight_decay=DECAY, stochastic=stochastic, target=target)
     weight, gradient = _arrays(dtype)
     step, held = jax.jit(optimizer.step, donate_argnums=(0, 1)), [weight, optimizer.init(weight)]
 

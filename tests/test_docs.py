@@ -18,7 +18,13 @@ KERNELS = sorted(path.parent.name for path in (DOCS.parent / "kernels").glob("*/
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.rglob("*.md"))}
 PAGES_WITH_CODE = [name for name, text in PAGES.items() if EXAMPLE.search(text)]
-NEEDS = {"cpu.md": "llvmlite", "gpu.md": "triton", "tpu.md": "libtpu", "tuning.md": "triton"}
+NEEDS = {
+    "cpu.md": "llvmlite",
+    "frameworks.md": "flax",
+    "gpu.md": "triton",
+    "tpu.md": "libtpu",
+    "tuning.md": "triton",
+}
 
 
 @pytest.mark.parametrize("name", PAGES_WITH_CODE)

@@ -28,7 +28,7 @@ from tilekern.kernel import CustomOp, Kernel
 from tilekern.kernel.statics import static_key
 from tilekern.kernels.distillation.options import Options
 from tilekern.kernels.flash_attention import Config
-from tilekern.training import adamw, muon
+from tilekern.training import adamw, adamw_in_place, muon
 
 KINDS: dict[type, tuple[Any, ...]] = {
     float: (np.float64, np.float32, ml_dtypes.bfloat16),
@@ -100,6 +100,8 @@ RECURRENCE = f(2, 16, 2, 8), f(2, 16, 2, 8), f(2, 16, 2, 8), f(2, 16, 2)
 SCAN = f(2, 16, 8), f(2, 16, 8), f(8, 4), f(2, 16, 4), f(2, 16, 4)
 HEADS = (f(1, 16, 2, 8),) * 3
 KEY = np.zeros(2, np.uint32)
+DROPOUT = {"dropout_rate": 0.5, "broadcast_dropout": False, "deterministic": False}
+RATES = {"learning_rate": 0.5, "eps": 0.5, "weight_decay": 0.5, "nesterov": True}
 
 CALLS: dict[str, Call] = {
     "causal_conv1d": Call((f(2, 16, 8), f(4, 8)), {}),
@@ -113,7 +115,9 @@ CALLS: dict[str, Call] = {
         (lambda b, n, i, j: j <= i,), {"queries": 64, "keys": 64, "batch": 2, "heads": 2}, differentiable=False
     ),
     "flash_attention": Call(
-        HEADS, {**ATTENTION, "q_offset": 1, "dropout_rate": 0.5, "return_logsumexp": True}, {"dropout_key": KEY}
+        HEADS,
+        {**ATTENTION, "q_offset": 1, "dropout_rate": 0.5, "dropout_broadcast": True, "return_logsumexp": True},
+        {"dropout_key": KEY},
     ),
     "gated_delta_rule": Call((*RECURRENCE, f(2, 16, 2)), {}),
     "group_norm": Call((f(2, 16, 8),), {"num_groups": 2, "group_size": None, "batch_dims": 1, "eps": 0.5}),
@@ -134,22 +138,32 @@ CALLS: dict[str, Call] = {
     "rope": Call((f(1, 16, 2, 8),), {"theta": 64.0, "interleaved": True}),
     "selective_scan": Call(SCAN, {"delta_softplus": True}),
     "softmax": Call((f(4, 16),), {"axis": 0}),
+    "log_softmax": Call((f(4, 16),), {"axis": 0}),
+    "nn.softmax": Call((f(4, 16),), {"axis": (0, 1)}),
+    "nn.log_softmax": Call((f(4, 16),), {"axis": 0}),
+    "nn.rms_norm": Call((f(4, 16), f(16)), {"epsilon": 0.5}),
+    "nn.layer_norm": Call((f(4, 16), f(16), f(16)), {"epsilon": 0.5}),
+    "nn.group_norm": Call((f(2, 16, 8),), {"num_groups": 2, "group_size": None, "epsilon": 0.5}),
     "swiglu": Call((f(4, 16), f(4, 16)), {}),
     "dot_product_attention": Call(
-        HEADS, {"scale": 0.5, "is_causal": True, "local_window_size": (4, 4), "return_residual": True}
+        HEADS,
+        {"scale": 0.5, "is_causal": True, "local_window_size": (4, 4), "return_residual": True, **DROPOUT},
+        {"dropout_rng": KEY},
     ),
-    "adamw": Call(
+    "attention_fn": Call(HEADS, {"is_causal": True, "force_fp32_for_softmax": True, **DROPOUT}, {"dropout_rng": KEY}),
+    "adamw_in_place": Call(
         (),
         {"learning_rate": 0.5, "b1": 0.5, "b2": 0.75, "eps": 0.5, "weight_decay": 0.5, "stochastic": True, "seed": 3},
         {"moments": jnp.bfloat16},
         differentiable=False,
     ),
+    "adamw": Call((), {**RATES, "b1": 0.5, "b2": 0.75, "eps_root": 0.5}, differentiable=False),
     "muon": Call(
         (),
-        {"learning_rate": 0.5, "momentum": 0.5, "nesterov": True, "weight_decay": 0.5, "steps": 2},
+        {**RATES, "beta": 0.5, "ns_steps": 2, "ns_coeffs": (3.0, -4.0, 2.0), "consistent_rms": 0.25},
         differentiable=False,
     ),
-    "newton_schulz": Call((f(8, 16),), {"steps": 1, "coefficients": ((3.0, -4.0, 2.0),)}),
+    "newton_schulz": Call((f(8, 16),), {"steps": 1, "coefficients": ((3.0, -4.0, 2.0),), "eps": 0.5}),
     "dpo_loss": Call((f(4),) * 4, {"beta": 0.5, "label_smoothing": 0.25}),
     "grpo_loss": Call((f(2, 8), f(2)), {"beta": 0.5, "clip": (0.25, 0.5)}, {"old": f(2, 8), "reference": f(2, 8)}),
     "token_log_probabilities": Call(
@@ -172,12 +186,13 @@ CALLS: dict[str, Call] = {
 
 PACKAGES = [m.name for m in pkgutil.iter_modules(tilekern.kernels.__path__, "tilekern.kernels.") if m.ispkg]
 PACKAGES += ["tilekern.nn", "tilekern.training", "tilekern.distributed"]
-PUBLIC = {
-    name: getattr(package, name)
-    for package in map(importlib.import_module, PACKAGES)
-    for name in package.__all__
-    if not inspect.isclass(getattr(package, name)) and not name.endswith("reference")
-}
+PUBLIC: dict[str, Any] = {}
+for _package in map(importlib.import_module, PACKAGES):
+    for _name in _package.__all__:
+        _found = getattr(_package, _name)
+        if not inspect.isclass(_found) and not _name.endswith("reference"):
+            # A function of nn may have the name of a function of a kernel.
+            PUBLIC[_name if PUBLIC.get(_name, _found) is _found else f"{_package.__name__[9:]}.{_name}"] = _found
 KERNELS = {name: found for name, found in PUBLIC.items() if isinstance(found, (Kernel, CustomOp))}
 
 
@@ -196,12 +211,19 @@ def test_the_table_has_every_function_and_number() -> None:
         assert missing - {"blocks"} == call.numbers.keys() - {"block"}, name
 
 
+STEPS = {
+    "adamw": optimized(adamw, "update"),
+    "adamw_in_place": optimized(adamw_in_place, "step"),
+    "muon": optimized(muon, "update"),
+}
+
+
 def programs(name: str, call: Call, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
     """The programs of a call and of its derivative: their text, and the families of the kernels that they call.
 
     A family is known by the arguments that its kernel is traced for: one family is one program.
     """
-    function = {"adamw": optimized(adamw, "step"), "muon": optimized(muon, "update")}.get(name, PUBLIC[name])
+    function = STEPS.get(name, PUBLIC[name])
     bound = partial(function, **call.keywords, **numbers)
     if name == "attention_bytes":
         return (repr(bound()),)

@@ -1,7 +1,8 @@
-"""Flax: layers of NNX and Linen on our attention, dropout included."""
+"""Flax: layers of NNX and Linen on our attention, dropout included; norms, optimizers and patches."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tilekern as tk
 from tilekern import nn as ours
+from tilekern import training
 from tilekern.errors import ArgumentError
 from tilekern.testing import assert_close, in_float64
 
@@ -48,6 +51,13 @@ def check(ours: Any, theirs: Any, weights: Any) -> None:
     oracle = in_float64(results(theirs), X, *leaves)
     for found, exact, naive in zip(results(ours)(X, *leaves), oracle, results(theirs)(X, *leaves), strict=True):
         assert_close(found, exact, naive, length=B * T * WIDTH, factor=3)
+
+
+@pytest.mark.parametrize("theirs", [nnx.dot_product_attention, linen.dot_product_attention])
+def test_every_parameter_of_flax_is_one_of_ours(theirs: Any) -> None:
+    mine, of_flax = (inspect.signature(f).parameters for f in (ours.attention_fn, theirs))
+    for name, parameter in of_flax.items():
+        assert name == "promote_dtype" or mine[name].default == parameter.default
 
 
 @MASKS
@@ -127,3 +137,59 @@ def test_masks_of_numbers_are_refused_where_jax_refuses_them() -> None:
     with pytest.raises(ArgumentError, match="mask = float32") as raised:
         layer.init(KEY, X, mask=CAUSAL)
     assert "attention_fn" in raised.value.fix
+
+
+# --- norms, optimizers, patches ---------------------------------------------------------------------------------------
+
+NORMS: dict[str, Any] = {
+    "rms_norm": lambda **o: nnx.RMSNorm(32, **o),
+    "layer_norm": lambda **o: nnx.LayerNorm(32, **o),
+    "group_norm": lambda **o: nnx.GroupNorm(32, num_groups=8, **o),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_nnx(name: str, dtype: Any) -> None:
+    """Also on variables themselves."""
+    layer = NORMS[name](dtype=dtype, use_fast_variance=False, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(1).standard_normal((2, 3, 32)).astype(np.float32)
+    layer.scale[...] = jnp.linspace(0.5, 2, 32)
+    variables = [layer.scale] if name == "rms_norm" else [layer.scale, layer.bias]
+    more = {"num_groups": 8} if name == "group_norm" else {}
+    found, expected = getattr(ours, name)(x, *variables, dtype=dtype, **more), layer(x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(np.float32(found), np.float32(expected), rtol=1e-5 if dtype is None else 0.02, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_nnx_trains_with_our_optimizers(name: str) -> None:
+    def train(optimizer: Any) -> Any:
+        model = nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(8, 1, rngs=nnx.Rngs(1)))
+        holder = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model: Any, holder: Any) -> Any:
+            value, gradients = nnx.value_and_grad(lambda m: jnp.mean((m(X) - X[..., :1]) ** 2))(model)
+            holder.update(model, gradients)
+            return value
+
+        return [float(step(model, holder)) for _ in range(20)]
+
+    optax = pytest.importorskip("optax", reason="needs optax")
+    mine, theirs = {
+        "adamw": (training.adamw(0.01), optax.adamw(0.01)),
+        "muon": (training.muon(0.01, dtype="float32"), optax.contrib.muon(0.01)),
+    }[name]
+    losses = train(mine)
+    assert losses[-1] < 0.9 * losses[0]
+    np.testing.assert_allclose(losses, train(theirs), rtol=1e-4)
+
+
+def test_a_layer_of_nnx_within_a_patch() -> None:
+    layer = of_nnx(nnx.dot_product_attention)
+    expected = layer(X, mask=CAUSAL)
+    with tk.patch("dot_product_attention", strict=True):
+        np.testing.assert_allclose(layer(X, mask=CAUSAL), expected, rtol=1e-4, atol=1e-5)
+        assert "tilekern_call" in str(jax.make_jaxpr(lambda x: layer(x, mask=CAUSAL))(X))
+    assert "tilekern_call" not in str(jax.make_jaxpr(lambda x: layer(x, mask=CAUSAL))(X))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tilekern.errors import ArgumentError
-from tilekern.training import muon, newton_schulz
+from tilekern.training import adamw, muon, newton_schulz
 from tilekern.training.muon import COEFFICIENTS
 
 
@@ -73,28 +73,66 @@ def test_it_has_a_gradient() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_updates_of_the_optimizer(nesterov: bool) -> None:
     weights = {"a": normal(6, 10), "b": normal(2, 5, 3)}
-    optimizer = muon(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.5)
-    state, kept = optimizer.init(weights), jax.tree.map(jnp.zeros_like, weights)
-    for function in (jnp.cos, jnp.sin):
+    optimizer = muon(
+        lambda count: 0.1 / (count + 1.0),
+        beta=0.9,
+        nesterov=nesterov,
+        weight_decay=0.5,
+        consistent_rms=0.2,
+        matrices=lambda tree: jax.tree.map(lambda w: w.ndim > 1, tree),
+    )
+    state, mean = optimizer.init(weights), jax.tree.map(jnp.zeros_like, weights)
+    for n, function in enumerate((jnp.cos, jnp.sin), 1):
         gradients = jax.tree.map(function, weights)
         updates, state = optimizer.update(gradients, state, weights)
         for name, w in weights.items():
-            kept[name] = 0.9 * kept[name] + gradients[name]
-            ahead = gradients[name] + 0.9 * kept[name] if nesterov else kept[name]
+            mean[name] = 0.9 * mean[name] + 0.1 * gradients[name]
+            ahead = mean[name] / (1 - 0.9**n)
+            if nesterov:
+                ahead = 0.9 * mean[name] / (1 - 0.9 ** (n + 1)) + 0.1 * gradients[name] / (1 - 0.9**n)
             orthogonal = 0.2 * max(w.shape[-2:]) ** 0.5 * newton_schulz(ahead)
-            np.testing.assert_allclose(updates[name], -0.1 * (orthogonal + 0.5 * w), rtol=2e-2, atol=1e-3)
-            np.testing.assert_allclose(state.momentum[name], kept[name], rtol=1e-5)
+            np.testing.assert_allclose(updates[name], -0.1 / n * (orthogonal + 0.5 * w), rtol=2e-2, atol=1e-3)
+            np.testing.assert_allclose(state.mu[name], mean[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "factor"), [((6, 24), 2.0), ((24, 6), 1.0)])
+def test_updates_grow_with_the_outputs_of_a_layer(shape: tuple[int, int], factor: float) -> None:
+    weight = normal(*shape)
+    optimizer = muon(1.0, nesterov=False, dtype="float32")
+    updates, _ = optimizer.update(weight, optimizer.init(weight))
+    np.testing.assert_allclose(updates, -factor * newton_schulz(weight, dtype=jnp.float32), rtol=1e-3, atol=1e-5)
+
+
+def test_other_weights_go_to_the_partner() -> None:
+    """By default AdamW without weight decay; and what `matrices` leaves out."""
+    weights = {"matrix": normal(4, 6), "embedding": normal(5, 6), "vector": normal(6)}
+
+    def layers(tree: Any) -> Any:
+        return {name: name == "matrix" for name in tree}
+
+    default = adamw(0.1, weight_decay=0.0, nesterov=True)
+    for optimizer, other in ((muon(0.1), default), (muon(0.1, partner=adamw(0.2)), adamw(0.2))):
+        updates, state = optimizer.update(weights, optimizer.init(weights), weights)
+        expected, _ = other.update(weights, other.init(weights), weights)
+        np.testing.assert_allclose(updates["vector"], expected["vector"], rtol=1e-6)
+        assert state.mu["vector"] is None and state.partner.first["matrix"] is None
+    optimizer = muon(0.1, matrices=layers)
+    updates, _ = optimizer.update(weights, optimizer.init(weights), weights)
+    expected, _ = default.update(weights, default.init(weights), weights)
+    np.testing.assert_allclose(updates["embedding"], expected["embedding"], rtol=1e-6)
+    assert not np.allclose(updates["matrix"], expected["matrix"])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_momentum_is_in_float32(dtype: str) -> None:
     """A gradient below the digits of the momentum in bfloat16 counts."""
-    weight, optimizer = normal(2, 3).astype(dtype), muon(0.1, momentum=1.0)
+    weight, optimizer = normal(2, 3).astype(dtype), muon(0.1, beta=0.5)
     state = optimizer.init(weight)
     for gradient in (1.0, 2.0**-12):
         updates, state = optimizer.update(jnp.full((2, 3), gradient, dtype), state)
         assert updates.dtype == dtype
-    np.testing.assert_array_equal(state.momentum, np.full((2, 3), 1 + 2.0**-12, np.float32))
+    np.testing.assert_array_equal(state.mu, np.full((2, 3), 0.25 + 2.0**-13, np.float32))
+    assert muon(0.1, mu_dtype="bfloat16").init(weight).mu.dtype == jnp.bfloat16
 
 
 def test_it_trains() -> None:
@@ -125,3 +163,14 @@ def test_errors() -> None:
     optimizer = muon(0.1, weight_decay=0.1)
     with pytest.raises(ArgumentError, match="needs the weights"):
         optimizer.update(jnp.ones((2, 2)), optimizer.init(jnp.ones((2, 2))))
+    with pytest.raises(ArgumentError, match=r"a weight float32\[3\]"):
+        muon(0.1, matrices=lambda tree: True).init(jnp.ones(3))
+    with pytest.raises(ArgumentError, match=r"a leaf int32\[2, 2\]"):
+        muon(0.1).init(jnp.ones((2, 2), jnp.int32))
+    with pytest.raises(ArgumentError, match="beta of muon is out of range"):
+        muon(0.1, beta=1.0)
+    with pytest.raises(ArgumentError, match="steps and coefficients"):
+        muon(0.1, ns_coeffs=[COEFFICIENTS], ns_steps=2)
+    with pytest.raises(ArgumentError, match="ns_steps of muon are known") as raised:
+        jax.jit(lambda steps: muon(0.1, ns_steps=steps).init(jnp.ones((2, 2))))(3)
+    assert "static_args" in raised.value.fix

@@ -19,11 +19,9 @@ from tilekern.kernels.softmax.api import softmax as softmax_of_kernel
 
 hide_frames(__file__)
 
-Axis = int | Sequence[int] | None
-
 
 @takes_python_numbers
-def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
+def softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1, where: ArrayLike | None = None) -> jax.Array:
     """exp(x) / Σ exp(x) over axes, as `jax.nn.softmax`, computed in float32 (float64 for float64).
 
     Args:
@@ -50,7 +48,7 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> ja
 
 
 @takes_python_numbers
-def log_softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
+def log_softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1, where: ArrayLike | None = None) -> jax.Array:
     """x - ln Σ exp(x) over axes, as `jax.nn.log_softmax`, computed in float32 (float64 for float64).
 
     Args:

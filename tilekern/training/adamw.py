@@ -18,7 +18,7 @@ hide_frames(__file__)
 
 
 class AdamWState(NamedTuple):
-    """The state of `adamw`.
+    """The state of `adamw` and of `adamw_in_place`.
 
     Attributes:
       count: int32, the steps so far.
@@ -44,7 +44,7 @@ class InPlaceOptimizer(NamedTuple):
 
 
 @takes_python_numbers
-def adamw(
+def adamw_in_place(
     learning_rate: float | jax.Array | Callable[[jax.Array], Any],
     *,
     b1: float = 0.9,
@@ -94,8 +94,8 @@ def adamw(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from tilekern.training import adamw
-      >>> optimizer, weights = adamw(0.25, weight_decay=0.0), {"w": jnp.ones((4, 8), jnp.bfloat16)}
+      >>> from tilekern.training import adamw_in_place
+      >>> optimizer, weights = adamw_in_place(0.25, weight_decay=0.0), {"w": jnp.ones((4, 8), jnp.bfloat16)}
       >>> state = optimizer.init(weights)
       >>> step = jax.jit(optimizer.step, donate_argnums=(0, 1))
       >>> weights, state = step(weights, state, {"w": jnp.ones((4, 8))})
@@ -170,7 +170,7 @@ def _moment_dtype(dtype: Any) -> Any:
     except TypeError:
         pass
     raise ArgumentError(
-        "adamw keeps moments of floats",
+        "adamw_in_place keeps moments of floats",
         expected="a float dtype of at least 16 bits, or None",
         got=f"moments = {describe(dtype)}",
         fix="leave it out for float32",
@@ -183,7 +183,7 @@ def _check_numbers(numbers: dict[str, Any]) -> None:
         largest = 1.0 if name in ("b1", "b2") else math.inf
         if number is None or not 0 <= number < largest:
             raise ArgumentError(
-                f"{name} of adamw is out of range",
+                f"{name} of adamw_in_place is out of range",
                 expected=f"a number of at least 0{' and below 1' if largest == 1 else ''}",
                 got=f"{name} = {describe(value)}",
                 fix="leave it out for the usual one",
@@ -194,7 +194,7 @@ def _check_weight(weight: Any, gradient: Any = None) -> None:
     fits = is_float(weight) and (gradient is None or (is_float(gradient) and gradient.shape == weight.shape))
     if not fits:
         raise ArgumentError(
-            "adamw steps weights of floats",
+            "adamw_in_place steps weights of floats",
             expected="weights of float dtypes of at least 16 bits, and gradients of floats of their shapes",
             got=f"weight = {describe(weight)}" + ("" if gradient is None else f", gradient = {describe(gradient)}"),
             fix="leave other arrays out of the tree: eqx.partition and nnx.split part a model",

@@ -8,10 +8,23 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames, takes_python_numbers
+from tilekern.authoring import describe, hide_frames, is_traced, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, require
 from tilekern.kernels.matmul import fused_matmul, symmetric_matmul
+from tilekern.training.transformations import (
+    GradientTransformation,
+    Schedule,
+    adamw,
+    as_update,
+    check_float,
+    check_numbers,
+    correction,
+    decay_flags,
+    next_count,
+    rate_at,
+    weights_of,
+)
 
 hide_frames(__file__)
 
@@ -25,6 +38,7 @@ def newton_schulz(
     *,
     steps: int = 5,
     coefficients: tuple[float, float, float] | Sequence[tuple[float, float, float]] = COEFFICIENTS,
+    eps: float | jax.Array = 0.0,
     dtype: Any = jnp.bfloat16,
     target: str | None = None,
 ) -> jax.Array:
@@ -38,6 +52,7 @@ def newton_schulz(
       x: [*B, M, N] of any float dtype of at least 16 bits.
       steps: the number of polynomials.
       coefficients: (a, b, c) of all steps, or a triple for each.
+      eps: added to the norm.
       dtype: of products; sums within are float32.
       target: lower for this target's blocks, e.g. "cpu:xla".
 
@@ -68,7 +83,7 @@ def newton_schulz(
     flip = x.shape[-2] > x.shape[-1]
     y = (x.mT if flip else x).astype(wide)
     norm = jnp.sqrt(jnp.sum(y * y, axis=(-2, -1), keepdims=True))
-    y = (y / jnp.maximum(norm, 1e-37)).astype(dtype)
+    y = (y / jnp.maximum(norm + eps, 1e-37)).astype(dtype)
     for a, b, c in triples:
         gram = symmetric_matmul(y, target=target)
         mixed = symmetric_matmul(gram, gram, scale=c, scale_added=b, target=target)
@@ -110,92 +125,163 @@ def _added(mixed: jax.Array, y: jax.Array, a: float, target: str | None) -> jax.
 
 
 class MuonState(NamedTuple):
-    """The state of `muon`: the momentum of each weight, in float32."""
-
-    momentum: Any
-
-
-class Optimizer(NamedTuple):
-    """A pair of functions like optax's GradientTransformation, for `optax.chain`.
+    """The state of `muon`.
 
     Attributes:
-      init: `init(params)` is the state.
-      update: `update(gradients, state, params)` is the pair of updates, to add to the weights, and the new state.
+      count: int32, the steps so far.
+      mu: the momentum of each matrix, a mean of gradients; None in the place of other weights.
+      partner: the state of the partner, for the tree with None in the place of matrices.
     """
 
-    init: Callable[[Any], Any]
-    update: Callable[..., tuple[Any, Any]]
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] -- optax's name; no tuple's method is used
+    mu: Any
+    partner: Any
 
 
 @takes_python_numbers
 def muon(
-    learning_rate: float,
+    learning_rate: float | jax.Array | Schedule,
+    ns_coeffs: tuple[float, float, float] | Sequence[tuple[float, float, float]] = COEFFICIENTS,
+    ns_steps: int | None = None,
+    beta: float | jax.Array = 0.95,
+    eps: float | jax.Array = 1e-8,
+    weight_decay: float | jax.Array = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: Any = None,
     *,
-    momentum: float = 0.95,
     nesterov: bool = True,
-    weight_decay: float = 0.0,
-    steps: int = 5,
+    consistent_rms: float | jax.Array | None = None,
+    partner: Any = None,
+    matrices: Callable[[Any], Any] | None = None,
+    dtype: Any = None,
     target: str | None = None,
-) -> Optimizer:
-    """Muon, for the matrices of a model; give embeddings, heads, norms and biases to another optimizer.
+) -> GradientTransformation:
+    """Muon for the matrices of a model, and a partner for its other weights, as `optax.contrib.muon`.
 
-    The momentum of each weight is made orthogonal by `newton_schulz`, and multiplied by 0.2 sqrt(max(M, N)), so that
-    updates are as large as AdamW's and its learning rate and weight decay serve (Liu et al. 2025,
-    https://arxiv.org/abs/2502.16982, section 2.2).
+    The momentum of a matrix is made orthogonal by `newton_schulz`, and multiplied by sqrt(max(1, N / M)), or by
+    `consistent_rms` sqrt(max(M, N)). With 0.2 updates are as large as AdamW's (Liu et al. 2025,
+    https://arxiv.org/abs/2502.16982, section 2.2). Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
 
     Args:
-      learning_rate: factor of updates.
-      momentum: factor of the gradients before, from 0 to 1.
+      learning_rate: factor of updates, or a function of the count of the steps before.
+      ns_coeffs: `coefficients` of `newton_schulz`, for all steps, or for each.
+      ns_steps: `steps` of `newton_schulz`; None for one of each triple of coefficients, or for 5.
+      beta: share of the momentum that is kept, at least 0 and below 1.
+      eps: added to the norm of a momentum.
+      weight_decay: factor of the matrices, times the learning rate.
+      weight_decay_mask: bools in a tree like the weights, or a prefix of it, or a function from the weights to it: True
+        where matrices decay. None for all.
+      mu_dtype: dtype of the momentum; None for float32 (float64 for float64 weights).
       nesterov: look ahead by one step.
-      weight_decay: factor of the weights, times the learning rate.
-      steps: of `newton_schulz`.
+      consistent_rms: 0.2 for updates as large as AdamW's.
+      partner: a transformation, ours or of optax, that steps all weights but the matrices. It gets trees with None in
+        the place of matrices. None: `adamw(learning_rate, eps=eps, weight_decay=0, nesterov=nesterov)`.
+      matrices: a function from the weights to a tree of bools: True for a matrix, or a stack of matrices [*B, M, N].
+        None: weights with two dims. It can leave embeddings and heads to the partner.
+      dtype: of products of `newton_schulz`, None for bfloat16. optax multiplies in the dtype of the weights.
       target: lower for this target's blocks.
 
     Returns:
-      functions of pytrees of weights [*B, M, N]; `optax.chain(optax.clip_by_global_norm(1.0), muon(0.01))` takes them.
+      functions of pytrees of floats; `optax.chain(optax.clip_by_global_norm(1.0), muon(0.01))` takes them.
 
     Raises:
-      tilekern.errors.ArgumentError: a weight is no matrix.
+      tilekern.errors.ArgumentError: a number is out of range, or `matrices` names a vector.
 
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from tilekern.training import muon
-      >>> optimizer, weights = muon(0.02), {"w": jnp.ones((4, 8))}
+      >>> from tilekern.training import adamw, muon
+      >>> weights = {"w": jnp.ones((4, 8)), "b": jnp.ones(8)}
+      >>> optimizer = muon(0.02, partner=adamw(0.001))
       >>> state = optimizer.init(weights)
-      >>> updates, state = optimizer.update({"w": jnp.eye(4, 8)}, state, weights)
+      >>> updates, state = optimizer.update({"w": jnp.eye(4, 8), "b": jnp.ones(8)}, state, weights)
       >>> jax.tree.map(jnp.add, weights, updates)["w"].shape
       (4, 8)
     """
+    check_numbers("muon", {"beta": beta, "eps": eps, "weight_decay": weight_decay})
+    steps = _steps(ns_steps, ns_coeffs)
+    _triples(steps, ns_coeffs)
+    if partner is None:
+        partner = adamw(learning_rate, eps=eps, mu_dtype=mu_dtype, weight_decay=0.0, nesterov=nesterov)
 
     def init(params: Any) -> MuonState:
-        def zeros(weight: jax.Array) -> jax.Array:
-            return jnp.zeros(weight.shape, jnp.promote_types(weight.dtype, jnp.float32))
-
-        return MuonState(jax.tree.map(zeros, params))
+        leaves, tree, flags = _matrices(params, matrices)
+        zeros = [_momentum(x, mu_dtype) if flag else None for x, flag in zip(leaves, flags, strict=True)]
+        return MuonState(jnp.int32(0), tree.unflatten(zeros), partner.init(_others(tree, leaves, flags)))
 
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
-        if weight_decay and params is None:
+        leaves, tree, flags = _matrices(gradients, matrices)
+        weights = weights_of("muon", tree, params, weight_decay)
+        decays = decay_flags(tree, weight_decay_mask, gradients if params is None else params)
+        count, rate = next_count(state.count), rate_at(learning_rate, state.count)
+        ahead, now = correction(beta, next_count(count)), correction(beta, count)
+        of_others, of_partner = partner.update(
+            _others(tree, leaves, flags), state.partner, None if params is None else _others(tree, weights, flags)
+        )
+        updates, momenta = tree.flatten_up_to(of_others), tree.flatten_up_to(state.mu)
+        for n, (gradient, weight) in enumerate(zip(leaves, weights, strict=True)):
+            if not flags[n]:
+                continue
+            wide = jnp.promote_types(momenta[n].dtype, jnp.float32)
+            g = gradient.astype(wide)
+            m = beta * momenta[n].astype(wide) + (1 - beta) * g
+            mean = ahead * beta * m + now * (1 - beta) * g if nesterov else now * m
+            step = newton_schulz(mean, steps=steps, coefficients=ns_coeffs, eps=eps, dtype=products, target=target)
+            step = step * _scale(gradient.shape, consistent_rms)
+            step = step + weight_decay * weight.astype(wide) if decays[n] and weight is not None else step
+            updates[n], momenta[n] = as_update(-rate * step, gradient, weight), m.astype(momenta[n].dtype)
+        return tree.unflatten(updates), MuonState(count, tree.unflatten(momenta), of_partner)
+
+    products = jnp.bfloat16 if dtype is None else dtype
+    return GradientTransformation(init, update)
+
+
+def _steps(steps: Any, coefficients: Any) -> Any:
+    """The number of polynomials."""
+    if is_traced(steps) or isinstance(steps, jax.Array):
+        raise ArgumentError(
+            "the ns_steps of muon are known when the step is traced",
+            expected="a static int, or None",
+            got=f"ns_steps = {describe(steps)}",
+            fix="optax.inject_hyperparams(muon, static_args='ns_steps') leaves it static",
+        )
+    if steps is not None:
+        return steps
+    triples = list(cast(Any, coefficients)) if isinstance(coefficients, tuple | list) else []
+    return len(triples) if triples and isinstance(triples[0], tuple | list) else 5
+
+
+def _matrices(params: Any, matrices: Callable[[Any], Any] | None) -> tuple[list[Any], Any, list[bool]]:
+    """(leaves, their tree, a flag for each leaf: True for a matrix)."""
+    leaves, tree = cast(Any, jax.tree.flatten(params))
+    by_dims = [getattr(x, "ndim", 0) == 2 for x in leaves]
+    flags: list[bool] = by_dims if matrices is None else list(map(bool, tree.flatten_up_to(matrices(params))))
+    for leaf, flag in zip(leaves, flags, strict=True):
+        if not flag:
+            continue
+        check_float("muon", leaf)
+        if leaf.ndim < 2:
             raise ArgumentError(
-                "muon with weight decay needs the weights",
-                expected="update(gradients, state, params)",
-                got="params = None",
-                fix="give params to update, or leave weight_decay out",
+                "muon steps matrices",
+                expected="a weight [*B, M, N] where matrices(params) is True",
+                got=f"a weight {describe(leaf)}",
+                fix="leave it to the partner",
             )
+    return leaves, tree, flags
 
-        def grown(m: jax.Array, gradient: jax.Array) -> jax.Array:
-            return momentum * m + gradient.astype(m.dtype)
 
-        momenta = jax.tree.map(grown, state.momentum, gradients)
+def _others(tree: Any, leaves: Sequence[Any], flags: Sequence[bool]) -> Any:
+    """The tree of the partner: None in the place of matrices."""
+    return tree.unflatten([None if flag else x for x, flag in zip(leaves, flags, strict=True)])
 
-        def step(gradient: jax.Array, m: jax.Array, weight: jax.Array | None = None) -> jax.Array:
-            ahead = gradient.astype(m.dtype) + momentum * m if nesterov else m
-            direction = newton_schulz(ahead, steps=steps, target=target) * (0.2 * max(m.shape[-2:]) ** 0.5)
-            if weight_decay and weight is not None:
-                direction = direction + weight_decay * weight.astype(direction.dtype)
-            return (-learning_rate * direction).astype(gradient.dtype)
 
-        weights = () if params is None else (params,)
-        return jax.tree.map(step, gradients, momenta, *weights), MuonState(momenta)
+def _momentum(weight: Any, dtype: Any) -> jax.Array:
+    return jnp.zeros_like(weight, dtype=dtype or jnp.promote_types(weight.dtype, jnp.float32))
 
-    return Optimizer(init, update)
+
+def _scale(shape: tuple[int, ...], consistent_rms: Any) -> Any:
+    """The factor of an orthogonal update of weights [*B, inputs, outputs]."""
+    rows, columns = shape[-2:]
+    if consistent_rms is not None:
+        return consistent_rms * max(rows, columns) ** 0.5
+    return max(1.0, columns / max(rows, 1)) ** 0.5
