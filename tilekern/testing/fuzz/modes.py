@@ -26,7 +26,6 @@ from tilekern.passes.batch import batch
 from tilekern.passes.delay_dots import delay_dots
 from tilekern.passes.guard_masks import guard_masks
 from tilekern.passes.sink_scales import sink_scales
-from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
 from tilekern.testing.fuzz import derivatives, verdicts
 from tilekern.testing.fuzz.backends import Outputs, outputs_of
@@ -73,7 +72,7 @@ def on_request(func: Func) -> Func:
     """The passes that backends ask for."""
     guard = partial(guard_masks, beside=_always)
     delay = partial(delay_dots, beside=_always, pays=_always)
-    for improve in (sink_scales, guard, delay, split_loops, skew_carries):
+    for improve in (sink_scales, guard, delay, split_loops):
         func = improve(pipeline.run(func, check=True))
         verify(func)
     return pipeline.run(func, check=True)
