@@ -215,6 +215,16 @@ def test_explain_says_what_lines_became(user_module: str, capsys: Any) -> None:
     assert record["kernel"] == "double" and record["settings"] == {"block": 8} and record["estimate"]["seconds"] > 0
 
 
+def test_explain_writes_a_page(user_module: str, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    call = ("explain", f"{user_module}:double", "--shapes", "f32[100]", "--target", "cpu:llvm", "--budget", "0")
+    assert run(*call, "--html", str(tmp_path / "page.html")) == OK
+    assert "out[i] = x[i] * 2" in (tmp_path / "page.html").read_text()
+    capsys.readouterr()
+    assert run(*call, "--html", str(tmp_path / "missing" / "page.html")) == BAD_INPUT
+    assert "the page cannot be written" in capsys.readouterr().err
+
+
 def test_a_kernel_that_all_targets_refuse_is_bad_input(user_module: str, capsys: Any) -> None:
     assert run("explain", f"{user_module}:double", "--shapes", "f32[100]", "--target", "cpu:xla") == BAD_INPUT
     assert "refused: EstimateError: there is no model of programs of the portable backend" in capsys.readouterr().out

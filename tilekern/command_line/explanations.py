@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ import jax
 from tilekern.command_line import arguments
 from tilekern.command_line.shows import traced_kernels
 from tilekern.errors import ArgumentError, TilekernError
+from tilekern.estimate.explain import Explanation
+from tilekern.estimate.explain.page import page
 from tilekern.kernel.stages import Traced
 from tilekern.lower.target import resolve
 
@@ -30,7 +33,9 @@ def add(commands: Any) -> None:
         "--extent", action="append", default=[], metavar="K=V", help="the number in all elements of an input"
     )
     parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS", help="for trials of changes (10)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    shown.add_argument("--html", type=Path, metavar="FILE", help="write a page of its own, which loads nothing")
     parser.set_defaults(run=run)
 
 
@@ -46,19 +51,28 @@ def run(options: argparse.Namespace) -> int:
             fix='name a target, as in --target "cuda:sm_90,cpu:llvm"',
         )
     resolved = {name: resolve(name) for name in targets}
-    records: list[dict[str, Any]] = []
+    explanations: list[Explanation] = []
+    refusals: list[dict[str, str]] = []
     with jax.enable_x64(arguments.has_64_bits(types)):
         call = partial(kernel, **arguments.statics(options.static))
         for name, target in resolved.items():
             for traced in traced_kernels(call, options.function, types, target):
-                records.append(_explained(traced, name, options, extents))
+                explained = _explained(traced, name, options, extents)
+                if isinstance(explained, Explanation):
+                    explanations.append(explained)
+                else:
+                    refusals.append(explained)
     if options.json:
-        print(json.dumps(records))  # noqa: T201
-    return 2 if all("refused" in record for record in records) else 0
+        print(json.dumps([*(explanation.as_dict() for explanation in explanations), *refusals]))  # noqa: T201
+    if options.html and explanations:
+        _write(options.html, page(explanations))
+    return 0 if explanations else 2
 
 
-def _explained(traced: Traced, target: str, options: argparse.Namespace, extents: dict[str, Any]) -> dict[str, Any]:
-    """The record of a kernel on a target, which is printed unless JSON is asked for."""
+def _explained(
+    traced: Traced, target: str, options: argparse.Namespace, extents: dict[str, Any]
+) -> Explanation | dict[str, str]:
+    """The explanation of a kernel on a target, or the record of its refusal; printed unless JSON is asked for."""
     try:
         explanation = traced.lower(target).explain(options.budget, **extents)
     except ArgumentError:
@@ -70,7 +84,24 @@ def _explained(traced: Traced, target: str, options: argparse.Namespace, extents
     if not options.json:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(explanation.text(colour) + "\n")  # noqa: T201
-    return explanation.as_dict()
+    return explanation
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a page.
+
+    Raises:
+      ArgumentError: the file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            "the page cannot be written",
+            expected="--html FILE in a folder that exists and can be written to",
+            got=f"{type(error).__name__}: {error}",
+            fix="name another file",
+        ) from error
 
 
 def _extents(texts: list[str]) -> dict[str, Any]:

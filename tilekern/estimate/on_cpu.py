@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from tilekern import source
 from tilekern.errors import EstimateError
 from tilekern.estimate.cpu.rates import Rates, rates
-from tilekern.estimate.result import Estimate, percent
+from tilekern.estimate.quantities import percent
+from tilekern.estimate.result import Estimate
 from tilekern.ir.analysis.costs import Work, work_of
 from tilekern.ir.analysis.iterations import Iterations
 from tilekern.ir.control import Fold, While

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
+
+from tilekern.estimate.drawings import STYLE, bars, roofline
+from tilekern.estimate.quantities import amount, duration, percent
 
 NEAR = 0.85
 """A unit that is busy for at least this part of the time is called the bottleneck; below it, waiting is."""
@@ -76,6 +80,10 @@ class Estimate:
         busiest = max(self.busy, key=lambda unit: self.busy[unit], default="")
         return busiest if self.busy.get(busiest, 0.0) >= NEAR else f"waits, {busiest}"
 
+    def _repr_html_(self) -> str:
+        pictures = f"{bars(self.busy)}{roofline(self)}"
+        return f"<style>{STYLE}</style><div class=tilekern><pre>{escape(str(self))}</pre>{pictures}</div>"
+
     def __str__(self) -> str:
         share = f"{percent(self.share)} of the bound, {duration(self.bound)} by {self.bound_by}"
         lines = [f"{self.kernel} on {self.target} ({self.device}): {duration(self.seconds)}, {share}"]
@@ -90,42 +98,3 @@ class Estimate:
         lines += [f"  assumed: {sentence}" for sentence in self.assumed]
         lines += [f"  unknown: {sentence}" for sentence in self.unknown]
         return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """A time with its unit.
-
-    Example:
-      >>> duration(2.5e-6), duration(0.012)
-      ('2.50 µs', '12.0 ms')
-    """
-    return f"{amount(seconds)}s"
-
-
-def amount(number: float) -> str:
-    """A number with three digits and a prefix of the SI, ready for its unit.
-
-    Example:
-      >>> amount(0), amount(1536), amount(2.5e-6)
-      ('0 ', '1.54 k', '2.50 µ')
-    """
-    if not number:
-        return "0 "
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m")):
-        if number >= factor * 0.9995:
-            return f"{_three_digits(number / factor)} {prefix}"
-    return f"{_three_digits(number * 1e6)} µ" if number >= 0.9995e-6 else f"{_three_digits(number * 1e9)} n"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
-
-
-def percent(part: float) -> str:
-    """A part of a whole as a percentage.
-
-    Example:
-      >>> percent(0.256), percent(0.004)
-      ('26 %', '0.4 %')
-    """
-    return f"{100 * part:.1f} %" if 0 < part < 0.0995 else f"{100 * part:.0f} %"

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from tilekern.errors import EstimateError
 from tilekern.estimate import by_target
 from tilekern.estimate.data_loops import check_given, given_values
-from tilekern.estimate.explain import on_cpu, on_gpu, on_tpu, work
+from tilekern.estimate.explain import listings, on_cpu, on_gpu, on_tpu, work
 from tilekern.estimate.explain.changes import Trials, Variants, try_changes
-from tilekern.estimate.explain.explanation import Explanation, LineReport
+from tilekern.estimate.explain.explanation import Explanation, LineReport, Listing
 from tilekern.estimate.explain.lines import Place, Words, accesses, ordered, source_of
+from tilekern.estimate.explain.tiles import tiles
 from tilekern.estimate.result import Estimate
 from tilekern.ir.core import Array, Value
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.lowering import TritonLowering
 
 
@@ -53,6 +55,7 @@ def explain(
     if forecast is not None and variants is not None and budget > 0:
         trials = try_changes(variants, forecast, lambda other: by_target.estimate(other, known, extents), budget)
     said = _merged(accesses(func, masks=not isinstance(lowering, TritonLowering)), _became(lowering))
+    places = ordered([*said, *shares])
     return Explanation(
         func.name,
         "cpu:llvm" if isinstance(lowering, LlvmLowering) else lowering.target.full_name,
@@ -60,7 +63,7 @@ def explain(
         reason,
         tuple(
             LineReport(*place, source_of(place), tuple(said.get(place, ())), shares.get(place) if shares else None)
-            for place in ordered([*said, *shares])
+            for place in places
         ),
         shares_of,
         _memory(lowering),
@@ -68,9 +71,26 @@ def explain(
         trials.tried,
         trials.refused,
         variants.settings if variants is not None else {},
-        str(func),
-        lowering.text,
+        _listings(lowering, {place: number for number, place in enumerate(places)}),
+        tiles(func),
     )
+
+
+def _listings(
+    lowering: TritonLowering | MosaicLowering | LlvmLowering, numbers: Mapping[Place, int]
+) -> dict[str, Listing]:
+    """The block IR, the program, and the assembly of a GPU or a CPU."""
+    ir = {"block IR": listings.of_ir(lowering.func, numbers)}
+    match lowering:
+        case TritonLowering():
+            cubin = lowering.compile().asm.get("cubin")
+            sass = toolchain.disassemble(cubin, lines=True) if cubin else ""
+            program, assembly = listings.of_triton(lowering, numbers), listings.of_sass(lowering, sass, numbers)
+        case MosaicLowering():
+            return ir | {"program": listings.plain(lowering.text)}
+        case LlvmLowering():
+            program, assembly = listings.plain(lowering.text), listings.plain(lowering.compile().asm["s"])
+    return ir | {"program": program, "assembly": assembly}
 
 
 def _merged(first: Words, second: Words) -> Words:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tilekern.estimate.explain.page import page, section
 from tilekern.estimate.explain.text import text
 from tilekern.estimate.result import Estimate
 
@@ -49,8 +50,40 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A program as text.
+
+    Attributes:
+      text: its lines.
+      origins: for each line the number of the user's line, counted in `Explanation.lines`; -1 for none.
+    """
+
+    text: str
+    origins: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TilePicture:
+    """The tile of an array that one program in the middle of the grid reads or writes.
+
+    Attributes:
+      array: the name of the array.
+      shape: its shape.
+      first: the first element of the tile along each dim.
+      size: the elements along each dim; all of them where a loop walks along the dim, or data choose the place.
+      written: True for a store.
+    """
+
+    array: str
+    shape: tuple[int, ...]
+    first: tuple[int, ...]
+    size: tuple[int, ...]
+    written: bool
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """What a target made of a kernel. It prints as text; `as_dict` is for machines.
+    """What a target made of a kernel. It prints as text; notebooks show a page; `as_dict` is for machines.
 
     Attributes:
       kernel: its name.
@@ -64,8 +97,8 @@ class Explanation:
       tried: the number of changes that were compiled.
       refused_changes: by change, "block_rows = 128", the first line of the error, for changes that the target refuses.
       settings: blocks and launch options now.
-      ir: the block IR.
-      program: the target's program.
+      listings: the block IR, the target's program, and where the compiler shows it the assembly, by these names.
+      tiles: the tile of each access of the program in the middle of the grid.
     """
 
     kernel: str
@@ -79,8 +112,8 @@ class Explanation:
     tried: int
     refused_changes: Mapping[str, str]
     settings: Mapping[str, int]
-    ir: str
-    program: str
+    listings: Mapping[str, Listing]
+    tiles: tuple[TilePicture, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as numbers, strings, lists and dicts, for JSON; the estimate with its bound and share."""
@@ -89,6 +122,13 @@ class Explanation:
             derived = ("bound", "bound_by", "share", "bottleneck")
             content["estimate"] |= {name: getattr(self.estimate, name) for name in derived}
         return content
+
+    def html(self) -> str:
+        """A page of its own that loads nothing, see `tilekern.estimate.explain.page.page`."""
+        return page([self])
+
+    def _repr_html_(self) -> str:
+        return section(self)
 
     def text(self, colour: bool = False) -> str:
         """The text, with ANSI colours if `colour`."""

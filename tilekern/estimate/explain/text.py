@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tilekern.estimate.result import duration, percent
+from tilekern.estimate.quantities import duration, percent
 
 if TYPE_CHECKING:
     from tilekern.estimate.explain.explanation import Explanation, LineReport

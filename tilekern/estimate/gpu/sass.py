@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-_ORIGIN = re.compile(r'"<tilekern [^"]*>", line (\d+)')
+ORIGIN = re.compile(r'"<tilekern [^"]*>", line (\d+)')
+"""A line of the source in a comment of the disassembler."""
+
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):|^\s*Function\s*:\s*(\S+)")
 _LABEL = re.compile(r"^\s*([.$][\w.$]*):")
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:(@!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*(?:;|$)")
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:(@!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*(?:;|$)")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)(\.64)?\b")
 _TARGET = re.compile(r"\(([\w.$]+)\)|\b(0x[0-9a-f]+)\s*$")
 
@@ -222,11 +224,11 @@ def parse(text: str, function: str = "") -> Listing:
     origins: list[int] = []
     origin = 0
     for line in lines:
-        if numbers := _ORIGIN.findall(line):
+        if numbers := ORIGIN.findall(line):
             origin = int(numbers[-1])  # the last one is the place that the others are inlined at
         elif label := _LABEL.match(line):
             labels[label[1]] = len(code)
-        elif match := _INSTRUCTION.match(line):
+        elif match := INSTRUCTION.match(line):
             labels[hex(int(match[1], 16))] = len(code)
             code.append(_instruction(*match.groups()))
             origins.append(origin)
@@ -241,7 +243,7 @@ def _functions(text: str) -> dict[str, list[str]]:
         if match := _FUNCTION.match(line):
             name = match[1] or match[2]
         functions.setdefault(name, []).append(line)
-    return {name: lines for name, lines in functions.items() if any(map(_INSTRUCTION.match, lines))}
+    return {name: lines for name, lines in functions.items() if any(map(INSTRUCTION.match, lines))}
 
 
 def _instruction(address: str, guard: str | None, opcode: str, text: str) -> Instruction:
