@@ -167,21 +167,21 @@ def rg_lru(
 
 def selective_scan(
     x: jax.Array,
-    delta: jax.Array,
+    dt: jax.Array,
     a: jax.Array,
     b: jax.Array,
     c: jax.Array,
     d: jax.Array,
     z: jax.Array,
-    delta_bias: jax.Array,
+    dt_bias: jax.Array,
     *,
-    delta_softplus: bool = True,
+    dt_softplus: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """`selective_scan` of tilekern by `lax.associative_scan`."""
-    assert delta_softplus
+    assert dt_softplus
     dtype = x.dtype
-    x, delta, b, c, z = (array.astype(jnp.float32) for array in (x, delta, b, c, z))
-    steps = jax.nn.softplus(delta + delta_bias)
+    x, dt, b, c, z = (array.astype(jnp.float32) for array in (x, dt, b, c, z))
+    steps = jax.nn.softplus(dt + dt_bias)
     states = _doubled(jnp.exp(steps[..., None] * a), (steps * x)[..., None] * b[:, :, None, :])
     out = jnp.einsum("btcn,btn->btc", states, c) + d * x
     return (out * jax.nn.silu(z)).astype(dtype), states[:, -1]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 
 hide_frames(__file__)
 

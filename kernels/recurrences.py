@@ -12,7 +12,7 @@ import numpy as np
 
 import tilekern as tk
 from tilekern.authoring import hide_frames
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.checks import is_float, is_integer, require
 
 hide_frames(__file__)
 

@@ -73,7 +73,7 @@ def test_targets_says_what_to_install(capsys: Any, monkeypatch: Any) -> None:
     ("options", "text"),
     [
         ([], "func @matmul"),
-        (["--static", "transpose_w=True", "--static", "block_m=16"], "16 by 16"),
+        (["--static", "transpose_rhs=True", "--static", "block_m=16"], "16 by 16"),
         (["--target", "cpu:xla"], "stablehlo"),
         (["--target", "cpu:xla", "--what", "plan"], "program"),
         (["--target", "cpu:xla", "--what", "asm"], "HloModule"),

@@ -94,7 +94,7 @@ def optimized(make: Callable[..., Any], step: str) -> Callable[..., Any]:
 LOSS = {"ignore_index": 3, "label_smoothing": 0.5, "softcap": 2.0, "z_loss": 0.25, "temperature": 2.0}
 NORM = {"eps": 0.5, "offset": 1.0}
 ROUTE = {"experts_per_token": 2, "normalize": True, "groups": 2, "top_groups": 1, "scale": 2.0}
-FLAGS = {"transpose_x": True, "transpose_w": True, "split_k": 2}
+FLAGS = {"transpose_lhs": True, "transpose_rhs": True, "split_k": 2}
 ATTENTION = {"scale": 0.5, "causal": True, "window": (4, 4), "softcap": 2.0}
 RECURRENCE = f(2, 16, 2, 8), f(2, 16, 2, 8), f(2, 16, 2, 8), f(2, 16, 2)
 SCAN = f(2, 16, 8), f(2, 16, 8), f(8, 4), f(2, 16, 4), f(2, 16, 4)
@@ -108,7 +108,7 @@ CALLS: dict[str, Call] = {
     "cross_entropy": Call((f(4, 16), f(16, 32), n(4)), {**LOSS, "return_logsumexp": True}),
     "distillation": Call(
         (f(4, 16), f(16, 32), f(4, 16), f(16, 32)),
-        {"beta": 0.25, "temperature": 2.0, "softcap": 2.0, "teacher_softcap": 4.0},
+        {"teacher_share": 0.25, "temperature": 2.0, "softcap": 2.0, "teacher_softcap": 4.0},
         {"divergence": "jensen_shannon"},
     ),
     "block_map": Call(
@@ -130,13 +130,13 @@ CALLS: dict[str, Call] = {
     "fused_ragged_dot": Call((f(16, 8), f(2, 32, 8), n(2)), {"transpose_rhs": True}, {"epilogue": jnp.tanh}),
     "ragged_dot": Call((f(16, 8), f(2, 32, 8), n(2)), {"transpose_rhs": True}),
     "ragged_contracting_dot": Call((f(16, 8), f(16, 32), n(2)), {}),
-    "rg_lru": Call((f(2, 16, 8), f(2, 16, 8), f(2, 16, 8), f(8)), {"c": 4.0, "scale_first": True}),
+    "rg_lru": Call((f(2, 16, 8), f(2, 16, 8), f(2, 16, 8), f(8)), {"exponent": 4.0, "scale_first": True}),
     "add_rms_norm": Call((f(4, 16), f(4, 16), f(16)), NORM),
     "rms_norm": Call((f(4, 16), f(16)), NORM),
     "rms_norm_quantized": Call((f(4, 16), f(16)), {**NORM, "block": 8}),
     "rms_norm_rope": Call((f(1, 16, 2, 8), f(8)), {"theta": 64.0, **NORM}),
     "rope": Call((f(1, 16, 2, 8),), {"theta": 64.0, "interleaved": True}),
-    "selective_scan": Call(SCAN, {"delta_softplus": True}),
+    "selective_scan": Call(SCAN, {"dt_softplus": True}),
     "softmax": Call((f(4, 16),), {"axis": 0}),
     "log_softmax": Call((f(4, 16),), {"axis": 0}),
     "nn.softmax": Call((f(4, 16),), {"axis": (0, 1)}),

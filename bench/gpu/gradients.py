@@ -14,8 +14,9 @@ import numpy as np
 from jax.tree_util import Partial
 
 from tilekern.ir.types import kind_of
-from tilekern.kernels.flash_attention import flash_attention, reference
+from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.flash_attention.cases import Case
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 
 Arrays = list[jax.Array]
 

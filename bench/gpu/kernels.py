@@ -34,9 +34,11 @@ from tilekern.kernels import (
 from tilekern.kernels.adamw_step.cases import CASES as WEIGHTS
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
+from tilekern.kernels.cross_entropy.reference import reference_with_logsumexp as losses_with_logsumexp
 from tilekern.kernels.distillation.cases import CASES as DISTILLATIONS
 from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
 from tilekern.kernels.flash_attention.cases import Case as Attention
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as attention_with_logsumexp
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
 from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
 from tilekern.kernels.group_norm.cases import LARGE as LARGE_GROUPS
@@ -144,7 +146,7 @@ LARGE_LOSSES = resized(
 KERNELS = {
     "flash_attention": Kernel(
         partial(flash_attention.flash_attention, return_logsumexp=True),
-        flash_attention.reference,
+        attention_with_logsumexp,
         ATTENTIONS,
         (*resized(ATTENTIONS, {"queries": 300, "keys": 517}, {"queries": 517, "keys": 300, "causal": False}), *WHOLE),
         lambda q, k, v: q.shape[-1] + k.shape[-3],
@@ -197,14 +199,14 @@ KERNELS = {
     ),
     "cross_entropy": Kernel(
         partial(cross_entropy.cross_entropy, return_logsumexp=True),
-        cross_entropy.reference,
+        losses_with_logsumexp,
         LOSSES,
         LARGE_LOSSES,
         _longest_of_loss,
     ),
     "cross_entropy_gradient": Kernel(
         partial(gradients.of_loss, partial(cross_entropy.cross_entropy, return_logsumexp=True)),
-        partial(gradients.of_loss, cross_entropy.reference),
+        partial(gradients.of_loss, losses_with_logsumexp),
         LOSSES,
         LARGE_LOSSES,
         _longest_of_loss,

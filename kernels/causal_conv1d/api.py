@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.causal_conv1d.kernel import causal_conv1d_forward
 from tilekern.kernels.causal_conv1d.reference import last_tokens
+from tilekern.kernels.checks import is_float, is_integer, require
 from tilekern.kernels.recurrences import as_runs
 
 hide_frames(__file__)

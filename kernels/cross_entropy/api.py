@@ -10,7 +10,7 @@ import jax
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_int32, as_real, as_rows, is_float, is_integer, require
+from tilekern.kernels.checks import as_int32, as_real, as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 
 hide_frames(__file__)

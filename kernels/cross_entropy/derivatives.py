@@ -25,7 +25,7 @@ from tilekern.kernels.cross_entropy.portions import (
     words_at_a_time,
     words_at_a_time_on_cpus,
 )
-from tilekern.kernels.cross_entropy.reference import reference
+from tilekern.kernels.cross_entropy.reference import reference_with_logsumexp
 from tilekern.kernels.cross_entropy.tangent import Options, Pair, cross_entropy_tangent
 from tilekern.kernels.derivatives import against, along
 
@@ -57,7 +57,7 @@ def definition(labels: jax.Array, options: Options, hidden: jax.Array, weight: j
     """The loss and the logsumexp, [T] each, by the reference on portions of tokens."""
 
     def portion(hidden: jax.Array, labels: jax.Array) -> Any:
-        return reference(hidden, weight, labels, **asdict(options))
+        return reference_with_logsumexp(hidden, weight, labels, **asdict(options))
 
     return by_tokens(portion, (hidden, labels), weight.shape[1])
 

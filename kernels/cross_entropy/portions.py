@@ -85,7 +85,7 @@ def gradients_by_words(
         if dhidden is not None:
             dhidden = cross_entropy_backward_hidden(dhidden, dlogits, some(weight))
         if dweight is not None:
-            columns = matmul(hidden, dlogits, transpose_x=True)
+            columns = matmul(hidden, dlogits, transpose_lhs=True)
             dweight = jax.lax.dynamic_update_slice_in_dim(dweight, columns, first, axis=1)
         return dhidden, dweight
 

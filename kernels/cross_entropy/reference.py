@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,10 @@ def reference(
     z_loss: float = 0.0,
     temperature: float = 1.0,
     vocabulary: int | None = None,
+    return_logsumexp: bool = False,
     dtype: Any = None,
-) -> tuple[jax.Array, jax.Array]:
-    """loss[*B] and logsumexp[*B] of the logits hidden[*B, D] @ weight[D, V].
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """loss[*B] of the logits hidden[*B, D] @ weight[D, V]; with `return_logsumexp` also their logsumexp[*B].
 
     Computed in `dtype`; None: float32, or float64 for float64 inputs. A label outside [0, V) gives NaN, but
     `ignore_index` gives 0. With `vocabulary`, the size of a vocabulary of which `weight` is a part, the loss is the
@@ -41,8 +42,14 @@ def reference(
     on_each = label_smoothing / (vocabulary or weight.shape[1])
     loss = jnp.where(label_smoothing == 0, loss, loss - on_each * jnp.sum(logits, axis=-1))
     if vocabulary is not None:
-        return loss.astype(out), logsumexp.astype(out)
+        return (loss.astype(out), logsumexp.astype(out)) if return_logsumexp else loss.astype(out)
     loss = loss + logsumexp
     loss = jnp.where(z_loss == 0, loss, loss + z_loss * logsumexp**2)
     loss = jnp.where(target.any(axis=-1), loss, jnp.nan)
-    return jnp.where(labels == ignore_index, 0, loss).astype(out), logsumexp.astype(out)
+    loss = jnp.where(labels == ignore_index, 0, loss).astype(out)
+    return (loss, logsumexp.astype(out)) if return_logsumexp else loss
+
+
+def reference_with_logsumexp(*arrays: Any, **keywords: Any) -> tuple[jax.Array, jax.Array]:
+    """`reference` with its second result, for arrays and keywords as of `reference`."""
+    return cast("tuple[jax.Array, jax.Array]", reference(*arrays, return_logsumexp=True, **keywords))

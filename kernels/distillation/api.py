@@ -8,13 +8,15 @@ import jax
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, as_rows, is_float, require
+from tilekern.kernels.checks import as_real, as_rows, is_float, require
+from tilekern.kernels.conventions import renamed
 from tilekern.kernels.distillation.kernel import distillation_forward
 from tilekern.kernels.distillation.options import Divergence, Options
 
 hide_frames(__file__)
 
 
+@renamed(beta="teacher_share")
 @takes_python_numbers
 def distillation(
     hidden: jax.Array,
@@ -23,7 +25,7 @@ def distillation(
     teacher_weight: jax.Array | None = None,
     *,
     divergence: Divergence = "forward_kl",
-    beta: float = 0.5,
+    teacher_share: float = 0.5,
     temperature: float = 1.0,
     softcap: float | None = None,
     teacher_softcap: float | None = None,
@@ -46,7 +48,7 @@ def distillation(
       teacher: [*B, E] of the same dtype, hidden of the teacher; or [*B, V], its logits, of any float dtype.
       teacher_weight: [E, V] of the same dtype; None if `teacher` has logits.
       divergence: "forward_kl", "reverse_kl" or "jensen_shannon".
-      beta: β of "jensen_shannon", between 0 and 1; at the ends it would be 0. Unused by the KL divergences.
+      teacher_share: β of "jensen_shannon", between 0 and 1; at the ends it would be 0. Unused by the KL divergences.
       temperature: divides the logits of student and teacher; from 1e-30 to 1e30. Some authors multiply the loss by its
         square.
       softcap: if given, the student's logits become softcap * tanh(logits / softcap) first; from 1e-30 to 1e30.
@@ -78,7 +80,7 @@ def distillation(
       Array([-0.75,  0.25,  0.25,  0.25], dtype=float32)
     """
     _check(hidden, weight, teacher, teacher_weight)
-    options = Options(divergence, beta, temperature, softcap, teacher_softcap)
+    options = Options(divergence, teacher_share, temperature, softcap, teacher_softcap)
     _check_options(options)
     loss, *_ = distillation_forward(
         as_rows(hidden),
@@ -117,10 +119,10 @@ def _check_options(options: Options) -> None:
     names = get_args(Divergence)
     if options.divergence not in names:
         expected = f"one of {', '.join(map(repr, names))}"
-        raise _wrong("divergence", expected, options.divergence, '"jensen_shannon" has a beta')
-    if not (_real(options.beta, 0, 1) and 0 < options.beta < 1):
+        raise _wrong("divergence", expected, options.divergence, '"jensen_shannon" has a teacher_share')
+    if not (_real(options.teacher_share, 0, 1) and 0 < options.teacher_share < 1):
         fix = 'for the ends use "forward_kl" and "reverse_kl"'
-        raise _wrong("beta", "a number between 0 and 1, without the ends", options.beta, fix)
+        raise _wrong("teacher_share", "a number between 0 and 1, without the ends", options.teacher_share, fix)
     if not _real(options.temperature, 1e-30, 1e30):
         fix = "1 leaves the logits as they are"
         raise _wrong("temperature", "a number from 1e-30 to 1e30", options.temperature, fix)

@@ -25,7 +25,7 @@ class Options:
     """The static arguments of the kernels except for blocks."""
 
     divergence: Divergence
-    beta: float
+    teacher_share: float
     temperature: float
     softcap: float | None
     teacher_softcap: float | None
@@ -37,7 +37,8 @@ class Options:
         if self.divergence == "reverse_kl":
             return weighted(log_q, log_q - log_p)
         log_m = self._log_mixture(log_q, log_p)
-        return self.beta * weighted(log_p, log_p - log_m) + (1 - self.beta) * weighted(log_q, log_q - log_m)
+        share = self.teacher_share
+        return share * weighted(log_p, log_p - log_m) + (1 - share) * weighted(log_q, log_q - log_m)
 
     def slopes(self, log_q: jax.Array, log_p: jax.Array) -> jax.Array:
         """φ: the derivative of each word's share along ln q, up to a constant times q.
@@ -49,10 +50,10 @@ class Options:
             return -jnp.exp(log_p)
         if self.divergence == "reverse_kl":
             return weighted(log_q, log_q - log_p)
-        return (1 - self.beta) * weighted(log_q, log_q - self._log_mixture(log_q, log_p))
+        return (1 - self.teacher_share) * weighted(log_q, log_q - self._log_mixture(log_q, log_p))
 
     def _log_mixture(self, log_q: jax.Array, log_p: jax.Array) -> jax.Array:
-        a, b = log_p + math.log(self.beta), log_q + math.log1p(-self.beta)
+        a, b = log_p + math.log(self.teacher_share), log_q + math.log1p(-self.teacher_share)
         high, low = jnp.maximum(a, b), jnp.minimum(a, b)
         return high + jnp.log1p(jnp.exp(jnp.where(high == -jnp.inf, -jnp.inf, low - high)))
 

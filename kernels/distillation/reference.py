@@ -17,7 +17,7 @@ def reference(
     teacher_weight: jax.Array | None = None,
     *,
     divergence: Divergence = "forward_kl",
-    beta: float = 0.5,
+    teacher_share: float = 0.5,
     temperature: float = 1.0,
     softcap: float | None = None,
     teacher_softcap: float | None = None,
@@ -29,7 +29,7 @@ def reference(
     """
     out = jnp.promote_types(hidden.dtype, jnp.float32)
     wide = dtype or out
-    options = Options(divergence, beta, temperature, softcap, teacher_softcap)
+    options = Options(divergence, teacher_share, temperature, softcap, teacher_softcap)
 
     def product(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.matmul(x.astype(wide), w.astype(wide), precision=jax.lax.Precision.HIGHEST)

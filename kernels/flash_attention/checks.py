@@ -28,7 +28,7 @@ from tilekern.authoring import (
     static_int,
 )
 from tilekern.errors import ArgumentError, TilekernError
-from tilekern.kernels.api import as_int32, as_real, is_float, is_integer, narrowed
+from tilekern.kernels.checks import as_int32, as_real, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import (
     CarriedReadError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,9 @@ def reference(
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     dropout_broadcast: bool = False,
+    return_logsumexp: bool = False,
     dtype: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention of query[*B, T, N, H] to key[*B, S, K, H] and value[*B, S, K, Hv]; head n reads key head n // (N / K).
 
     The arguments are as for `flash_attention`; `dropout_rate` is a Python number. Logits, softmax and products are in
@@ -43,8 +44,8 @@ def reference(
     this function in either mode and to any order.
 
     Returns:
-      out[*B, T, N, Hv] in the query's dtype, and the logsumexp of the logits [*B, T, N] (natural logarithm; -inf for a
-      row that attends to nothing, without sinks).
+      out[*B, T, N, Hv] in the query's dtype; with `return_logsumexp` also the logsumexp of the logits [*B, T, N]
+      (natural logarithm; -inf for a row that attends to nothing, without sinks).
     """
     wide = dtype or (jnp.float64 if query.dtype == jnp.float64 else jnp.float32)
     batch, (queries, heads, width), (keys, groups) = query.shape[:-3], query.shape[-3:], key.shape[-3:-1]
@@ -83,8 +84,14 @@ def reference(
         survives = bits >= np.uint32(min(int(dropout_rate * 2**32), 2**32 - 1))
         weights = jnp.where(survives, weights / (1 - dropout_rate) if dropout_rate < 1 else 0, 0)
     out = jnp.einsum("bnts,bsnh->btnh", weights, v, precision=exact).astype(query.dtype)
+    out = out.reshape(*batch, *out.shape[1:])
     logsumexp = jnp.moveaxis(logsumexp[..., 0], 1, 2)
-    return out.reshape(*batch, *out.shape[1:]), logsumexp.reshape(*batch, queries, heads)
+    return (out, logsumexp.reshape(*batch, queries, heads)) if return_logsumexp else out
+
+
+def reference_with_logsumexp(*arrays: Any, **keywords: Any) -> tuple[jax.Array, jax.Array]:
+    """`reference` with its second result, for arrays and keywords as of `reference`."""
+    return cast("tuple[jax.Array, jax.Array]", reference(*arrays, return_logsumexp=True, **keywords))
 
 
 def _inside(x: Any, lengths: Any) -> jax.Array:

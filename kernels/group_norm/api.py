@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.group_norm.kernel import group_norm_forward
 from tilekern.kernels.group_norm.parts import group_norm_parts_forward
 

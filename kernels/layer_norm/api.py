@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.api import as_rows, is_float, require
+from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.layer_norm.kernel import layer_norm_forward
 
 hide_frames(__file__)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.linear_attention.api import linear_attention
 
 hide_frames(__file__)

@@ -9,27 +9,39 @@ import jax
 import jax.numpy as jnp
 
 
-def reference(x: jax.Array, w: jax.Array) -> jax.Array:
-    """out[*B, M, N] = x[*B, M, K] @ w[*B, K, N], in the dtype of x; sums in float32 (float64; int32)."""
-    wide = jnp.int32 if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.promote_types(x.dtype, jnp.float32)
-    product = jnp.matmul(x, w, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
-    return product.astype(x.dtype)
+def reference(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    transpose_lhs: bool = False,
+    transpose_rhs: bool = False,
+    dtype: Any = None,
+) -> jax.Array:
+    """out[*B, M, N] = lhs[*B, M, K] @ rhs[*B, K, N], in the dtype of lhs; sums in `dtype`.
+
+    None: float32 (float64 for float64; int32 for integers).
+    """
+    floats = jnp.issubdtype(lhs.dtype, jnp.floating)
+    wide = dtype or (jnp.promote_types(lhs.dtype, jnp.float32) if floats else jnp.int32)
+    left, right = (lhs.mT if transpose_lhs else lhs), (rhs.mT if transpose_rhs else rhs)
+    product = jnp.matmul(left, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
+    return product.astype(lhs.dtype)
 
 
 def fused_reference(
-    x: jax.Array,
-    w: jax.Array,
+    lhs: jax.Array,
+    rhs: jax.Array,
     *operands: jax.Array,
     epilogue: Callable[..., Any],
-    transpose_x: bool = False,
-    transpose_w: bool = False,
+    transpose_lhs: bool = False,
+    transpose_rhs: bool = False,
     dtype: Any = None,
 ) -> jax.Array:
-    """epilogue(x @ w, *operands) in the dtype of x, computed in `dtype`; None: float32 (float64 for float64)."""
-    wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
-    left, right = (x.mT if transpose_x else x), (w.mT if transpose_w else w)
+    """epilogue(lhs @ rhs, *operands) in the dtype of lhs, computed in `dtype`; None: float32 (float64 for float64)."""
+    wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
+    left, right = (lhs.mT if transpose_lhs else lhs), (rhs.mT if transpose_rhs else rhs)
     product = jnp.matmul(left, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
-    return epilogue(product, *(o.astype(wide) for o in operands)).astype(x.dtype)
+    return epilogue(product, *(o.astype(wide) for o in operands)).astype(lhs.dtype)
 
 
 def symmetric_reference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.authoring import check_sizes, describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, is_float
 from tilekern.kernels.blocks import copies_well, depth, even, stages, tiled
-from tilekern.kernels.matmul.kernel import matmul
+from tilekern.kernels.checks import as_real, is_float
+from tilekern.kernels.conventions import Launch, check_launch
+from tilekern.kernels.matmul.products import product
 
 hide_frames(__file__)
 
@@ -26,8 +27,7 @@ def symmetric_matmul(
     scale: float = 1.0,
     scale_added: float = 1.0,
     target: str | None = None,
-    block_m: int | None = None,
-    block_k: int | None = None,
+    **launch: Unpack[Launch],
 ) -> jax.Array:
     """scale x xᵀ + scale_added added, at half the price of a product.
 
@@ -41,8 +41,7 @@ def symmetric_matmul(
       scale: factor of the product, a number.
       scale_added: factor of `added`.
       target: lower for this target's blocks, e.g. "cpu:xla".
-      block_m: rows and columns of a tile, instead of the schedule's; no block changes the result beyond rounding.
-      block_k: terms that are summed at a time.
+      launch: the launch options of `matmul`, without `block_n`: tiles have `block_m` rows and columns.
 
     Returns:
       [*B, M, M] in the dtype of x. It has derivatives of any order, along all elements of x and `added`.
@@ -57,6 +56,7 @@ def symmetric_matmul(
       Array([[15., 11.],
              [11., 35.]], dtype=float32)
     """
+    check_launch("symmetric_matmul", launch, without=("block_n",))
     arrays = {"x": x} if added is None else {"x": x, "added": added}
     check_sizes("symmetric_matmul", arrays)
     fits = is_float(x) and x.ndim >= 2
@@ -84,8 +84,7 @@ def symmetric_matmul(
             scale=float(scale),
             scale_added=float(scale_added),
             target=target,
-            block_m=block_m,
-            block_k=block_k,
+            **launch,
         )
 
     for _ in range(x.ndim - 2):
@@ -151,8 +150,8 @@ def _jvp(primals: Any, tangents: Any, *, scale: float, scale_added: float, **blo
     (x, _), (dx, dadded) = primals, tangents
     terms: list[jax.Array] = []
     if dx is not None:
-        product = scale * matmul(dx, x, transpose_w=True)
-        terms.append(product + product.T)
+        half = scale * product(dx, x, transpose_rhs=True)
+        terms.append(half + half.T)
     if dadded is not None:
         terms.append(scale_added * dadded)
     out = symmetric_matmul_forward(*primals, scale=scale, scale_added=scale_added, **blocks)

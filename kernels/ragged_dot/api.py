@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.api import as_int32, is_float
+from tilekern.kernels.checks import as_int32, is_float
+from tilekern.kernels.conventions import Launch, check_launch
 from tilekern.kernels.ragged_dot.accumulated import ragged_contracting_into, ragged_dot_into
 from tilekern.kernels.ragged_dot.arguments import (
     check_accumulate,
@@ -38,9 +39,7 @@ def ragged_dot(
     accumulate: jax.Array | None = None,
     out_dtype: Any = None,
     target: str | None = None,
-    block_m: int | None = None,
-    block_n: int | None = None,
-    block_k: int | None = None,
+    **launch: Unpack[Launch],
 ) -> jax.Array:
     """lhs[rows of group g] @ rhs[g] for consecutive groups of rows, as `jax.lax.ragged_dot`, accumulated in float32.
 
@@ -71,9 +70,8 @@ def ragged_dot(
       accumulate: [M, N] of floats, to which the product is added, in place if the array is donated or not used again.
       out_dtype: of the result. None: the dtype of the operand of at least 16 bits, or bfloat16.
       target: lower for this target's blocks, e.g. "cpu:xla".
-      block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
-      block_n: columns of a tile.
-      block_k: elements of the inner dim in a tile.
+      launch: instead of the schedule's, `block_m` rows and `block_n` columns of a tile, `block_k` terms that are summed
+        at a time, and a GPU's `num_warps`, `num_stages` and `num_ctas`. They change no result beyond rounding.
 
     Returns:
       out[M, N] in `out_dtype`, or in the dtype of `accumulate`.
@@ -93,6 +91,7 @@ def ragged_dot(
       >>> ragged_dot(jnp.ones((5, 1)), values, jnp.array([2, 0, 1]), rhs_scale=scale).ravel()
       Array([  1.,   1., 100.,   0.,   0.], dtype=float32)
     """
+    check_launch("ragged_dot", launch)
     check_groups("ragged_dot", lhs, rhs, group_sizes, transpose_rhs)
     check_scales("ragged_dot", lhs, rhs, lhs_scale, rhs_scale, transpose_rhs)
     shape = lhs.shape[0], rhs.shape[1 if transpose_rhs else 2]
@@ -101,8 +100,7 @@ def ragged_dot(
     if 0 in (*shape, lhs.shape[1], rhs.shape[0]):
         return jnp.zeros(shape, dtype) if accumulate is None else accumulate
     ends = ends_of(as_int32(group_sizes), lhs.shape[0])
-    static: Any = {"transpose_rhs": transpose_rhs, "target": target}
-    static |= {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    static: Any = {"transpose_rhs": transpose_rhs, "target": target, **launch}
     plain = lhs_scale is None and rhs_scale is None and lhs.dtype == rhs.dtype and is_float(lhs)
     lhs, rhs, *scales = with_scales(lhs, rhs, lhs_scale, rhs_scale, transpose_rhs)
     if accumulate is not None:
@@ -121,9 +119,7 @@ def ragged_contracting_dot(
     accumulate: jax.Array | None = None,
     out_dtype: Any = None,
     target: str | None = None,
-    block_m: int | None = None,
-    block_n: int | None = None,
-    block_k: int | None = None,
+    **launch: Unpack[Launch],
 ) -> jax.Array:
     """lhs[rows of group g]ᵀ @ rhs[rows of group g], a matrix for each group, accumulated in float32.
 
@@ -139,9 +135,8 @@ def ragged_contracting_dot(
         again. Gradients of several batches add up in float32 this way. Matrices of empty groups stay as they are.
       out_dtype: of the result; None for the dtype of lhs.
       target: lower for this target's blocks, e.g. "cpu:xla".
-      block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
-      block_n: columns of a tile of the result.
-      block_k: rows of a tile of the result.
+      launch: as of `ragged_dot`, but `block_m` rows are summed at a time, and a tile of the result has `block_k` rows
+        and `block_n` columns.
 
     Returns:
       out[G, K, N] in `out_dtype`, or in the dtype of `accumulate`.
@@ -155,6 +150,7 @@ def ragged_contracting_dot(
       >>> ragged_contracting_dot(jnp.arange(5.0)[:, None], jnp.ones((5, 1)), jnp.array([2, 0, 2])).ravel()
       Array([1., 0., 5.], dtype=float32)
     """
+    check_launch("ragged_contracting_dot", launch)
     check_contracting(lhs, rhs, group_sizes)
     shape = group_sizes.shape[0], lhs.shape[1], rhs.shape[1]
     check_accumulate("ragged_contracting_dot", accumulate, out_dtype, shape)
@@ -162,7 +158,7 @@ def ragged_contracting_dot(
     if 0 in shape:
         return jnp.zeros(shape, dtype) if accumulate is None else accumulate
     ends = ends_of(as_int32(group_sizes), lhs.shape[0])
-    static: Any = {"target": target, "block_m": block_m, "block_n": block_n, "block_k": block_k}
+    static: Any = {"target": target, **launch}
     if accumulate is not None:
         return ragged_contracting_into(accumulate, lhs, rhs, ends, **static)
     return ragged_contracting_forward(lhs, rhs, ends, out_dtype=dtype, **static)

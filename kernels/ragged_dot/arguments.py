@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, gathered, hide_frames
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.checks import is_float, is_integer, require
 from tilekern.kernels.quantization import LARGEST, dequantize, is_quantized
 from tilekern.kernels.ragged_dot.scaled_derivatives import LEAST
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_int32, is_float
+from tilekern.kernels.checks import as_int32, is_float
+from tilekern.kernels.conventions import Launch, check_launch
 from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
 from tilekern.kernels.ragged_dot import kernel as plain
 from tilekern.kernels.ragged_dot.arguments import (
@@ -41,9 +42,7 @@ def fused_ragged_dot(
     rhs_scale: jax.Array | Sequence[jax.Array | None] | None = None,
     out_dtype: Any = None,
     target: str | None = None,
-    block_m: int | None = None,
-    block_n: int | None = None,
-    block_k: int | None = None,
+    **launch: Unpack[Launch],
 ) -> jax.Array:
     """epilogue(*products, *operands), elementwise, with a `ragged_dot` product of lhs and each of rhs, never in memory.
 
@@ -66,9 +65,7 @@ def fused_ragged_dot(
       rhs_scale: as of `ragged_dot`; for several rhs a sequence of scales of one shape.
       out_dtype: of the result; None as of `ragged_dot`.
       target: lower for this target's blocks, e.g. "cpu:xla".
-      block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
-      block_n: columns of a tile.
-      block_k: elements of the inner dim in a tile.
+      launch: the launch options of `ragged_dot`.
 
     Returns:
       out[M, N]. Rows after the last group are 0, whatever the epilogue gives for zeros.
@@ -86,6 +83,7 @@ def fused_ragged_dot(
       >>> fused_ragged_dot(x, (w, 2 * w), jnp.array([2, 1]), epilogue=gated).ravel()
       Array([  0.,   2., 800.,   0.], dtype=float32)
     """
+    check_launch("fused_ragged_dot", launch)
     matrices, of_matrices = _several(rhs, rhs_scale)
     for matrix, scale in zip(matrices or (None,), of_matrices or (None,), strict=True):
         check_groups("fused_ragged_dot", lhs, matrix, group_sizes, transpose_rhs)
@@ -110,9 +108,7 @@ def fused_ragged_dot(
         transpose_rhs=transpose_rhs,
         out_dtype=dtype,
         target=target,
-        block_m=block_m,
-        block_n=block_n,
-        block_k=block_k,
+        **launch,
     )
     return out
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.api import is_float
+from tilekern.kernels.checks import is_float
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tilekern.kernels.quantization import dequantize
 
 
 def reference(
-    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None, transpose_rhs: bool = False
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, transpose_rhs: bool = False, dtype: Any = None
 ) -> jax.Array:
     """out[M, N] = lhs[M, K] @ rhs[g, K, N] for the rows of group g; the first group_sizes[0] rows are group 0's, etc.
 
@@ -40,9 +40,9 @@ def scaled_reference(
     lhs_scale: jax.Array | None = None,
     rhs_scale: jax.Array | None = None,
     *,
-    dtype: Any = jnp.float32,
-    out_dtype: Any = None,
     transpose_rhs: bool = False,
+    out_dtype: Any = None,
+    dtype: Any = jnp.float32,
 ) -> jax.Array:
     """`reference` of the operands times their scales, computed in `dtype`; the result in `out_dtype`, or `dtype`."""
 
@@ -60,8 +60,8 @@ def fused_reference(
     group_sizes: jax.Array,
     *operands: jax.Array,
     epilogue: Callable[..., Any],
-    dtype: Any = None,
     transpose_rhs: bool = False,
+    dtype: Any = None,
 ) -> jax.Array:
     """out[M, N] = epilogue(*products, *operands), with the `reference` product of lhs and each of rhs in `dtype`.
 

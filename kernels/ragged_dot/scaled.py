@@ -8,8 +8,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.api import is_float
 from tilekern.kernels.blocks import depth, power_of_two, stages
+from tilekern.kernels.checks import is_float
 from tilekern.kernels.ragged_dot.kernel import (
     cpu_blocks,
     cuda_blocks,

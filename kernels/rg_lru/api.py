@@ -9,13 +9,15 @@ import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, is_float, is_integer, require
+from tilekern.kernels.checks import as_real, is_float, is_integer, require
+from tilekern.kernels.conventions import renamed
 from tilekern.kernels.recurrences import as_runs
 from tilekern.kernels.rg_lru.kernel import rg_lru_forward
 
 hide_frames(__file__)
 
 
+@renamed(c="exponent")
 @takes_python_numbers
 def rg_lru(
     x: jax.Array,
@@ -25,7 +27,7 @@ def rg_lru(
     initial_state: jax.Array | None = None,
     *,
     segment_ids: jax.Array | None = None,
-    c: float = 8.0,
+    exponent: float = 8.0,
     scale_first: bool = True,
     target: str | None = None,
     block_t: int | None = None,
@@ -33,8 +35,8 @@ def rg_lru(
 ) -> tuple[jax.Array, jax.Array]:
     """h_t = a_t h_{t-1} + sqrt(1 - a_t²) σ(input_gate_t) x_t, channel by channel; the result is (h, last state).
 
-    a_t = exp(-c softplus(a_param) σ(recurrence_gate_t)), and σ is the sigmoid: the real-gated linear recurrent unit of
-    Griffin (De et al. 2024, https://arxiv.org/abs/2402.19427, equations 1 to 4). sqrt(1 - a²) comes from
+    a_t = exp(-exponent softplus(a_param) σ(recurrence_gate_t)), and σ is the sigmoid: the real-gated linear recurrent
+    unit of Griffin (De et al. 2024, https://arxiv.org/abs/2402.19427, equations 1 to 4). sqrt(1 - a²) comes from
     expm1, so decays near 1 keep their digits. States, decays and sums are in float32 (float64 for float64). One step of
     decoding is a call with one token and the state of the call before.
 
@@ -52,7 +54,7 @@ def rg_lru(
         three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
         of the last one, also if it is padding. A NaN or an infinity of a sequence may make NaN of others, as
         tokens of others are multiplied by 0. None for one sequence.
-      c: the constant of equation 3, positive.
+      exponent: the constant c of equation 3, positive.
       scale_first: True: the first token of a sequence is multiplied by sqrt(1 - a²), as in the paper. False is as in
         RecurrentGemma's code, https://github.com/google-deepmind/recurrentgemma. With an `initial_state` the first
         token of x is not the first of its sequence.
@@ -65,7 +67,7 @@ def rg_lru(
       `initial_state` of the tokens that follow.
 
     Raises:
-      tilekern.errors.ArgumentError: shapes or dtypes do not fit, or c is not positive.
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit, or the exponent is not positive.
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,12 +78,12 @@ def rg_lru(
       0.479 0.616
     """
     _check(x, input_gate, recurrence_gate, a_param, initial_state, segment_ids)
-    number = as_real(c)
+    number = as_real(exponent)
     if number is None or not 0 < number < float("inf"):
         raise ArgumentError(
             "decays of rg_lru would be above 1",
-            expected="a positive number c",
-            got=f"c = {c!r}",
+            expected="a positive number",
+            got=f"exponent = {exponent!r}",
             fix="leave it out for the 8 of the paper",
         )
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -90,7 +92,7 @@ def rg_lru(
         return jnp.zeros_like(x), zeros if initial_state is None else initial_state.astype(wide)
     return rg_lru_forward(
         x, input_gate, recurrence_gate, a_param, initial_state, as_runs(segment_ids),
-        c=number, scale_first=bool(scale_first), target=target, block_t=block_t, block_c=block_c,
+        exponent=number, scale_first=bool(scale_first), target=target, block_t=block_t, block_c=block_c,
     )  # fmt: skip
 
 

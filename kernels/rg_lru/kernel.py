@@ -34,7 +34,7 @@ def rg_lru_forward(
     out: tk.Ref,
     final_state: tk.Ref,
     *,
-    c: float = 8.0,
+    exponent: float = 8.0,
     scale_first: bool = True,
     block_t: tk.Block = 64,
     block_c: tk.Block = 128,
@@ -46,7 +46,7 @@ def rg_lru_forward(
     b = tk.parallel(x.shape[0])
     j = tk.parallel(x.shape[2], block_c)
     wide = tk.accumulator(x.dtype)
-    rate = -c * jax.nn.softplus(a_param[j].astype(wide))[None, :]
+    rate = -exponent * jax.nn.softplus(a_param[j].astype(wide))[None, :]
 
     def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
         log_a = jnp.where(t.valid[:, None], rate * jax.nn.sigmoid(recurrence_gate[b, t, j].astype(wide)), 0)

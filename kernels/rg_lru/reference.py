@@ -18,7 +18,7 @@ def reference(
     initial_state: jax.Array | None = None,
     *,
     segment_ids: jax.Array | None = None,
-    c: float = 8.0,
+    exponent: float = 8.0,
     scale_first: bool = True,
     dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -28,7 +28,7 @@ def reference(
     """
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
     state_dtype = jnp.promote_types(x.dtype, jnp.float32)
-    log_a = -c * jax.nn.softplus(a_param.astype(wide)) * jax.nn.sigmoid(recurrence_gate.astype(wide))
+    log_a = -exponent * jax.nn.softplus(a_param.astype(wide)) * jax.nn.sigmoid(recurrence_gate.astype(wide))
     square = -jnp.expm1(2 * log_a)
     # Where a is 1 to the last digit, the factor is 0, and so are its derivatives by the gate and the parameter.
     factor = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_rows, is_float, require
+from tilekern.kernels.checks import as_rows, is_float, require
+from tilekern.kernels.conventions import renamed
 from tilekern.kernels.quantization import rounded, scale_of
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, tpu_blocks, whole_rows
 
@@ -19,12 +20,13 @@ hide_frames(__file__)
 DTYPES = ("int8", "float8_e4m3fn")
 
 
+@renamed(dtype="out_dtype")
 @takes_python_numbers
 def rms_norm_quantized(
     x: jax.Array,
     weight: jax.Array | None = None,
     *,
-    dtype: Any = "int8",
+    out_dtype: Any = "int8",
     eps: float = 1e-6,
     offset: float = 0.0,
     block: int | None = None,
@@ -42,7 +44,7 @@ def rms_norm_quantized(
     Args:
       x: [*B, C], float32, bfloat16 or float16. A program holds whole rows.
       weight: [C] of any of these dtypes; None for ones (`offset` is then not used).
-      dtype: of the values, int8 or float8_e4m3fn.
+      out_dtype: of the values, int8 or float8_e4m3fn.
       eps: added to the mean square.
       offset: added to the weight: 1 for Gemma.
       block: numbers of a row that share a scale, a divisor of C; None for the whole row.
@@ -50,7 +52,7 @@ def rms_norm_quantized(
       block_rows: rows of a tile, instead of the schedule's.
 
     Returns:
-      values: [*B, C] of the dtype.
+      values: [*B, C] of `out_dtype`.
       scales: [*B], or [*B, C / block] with a block, float32.
 
     Raises:
@@ -72,11 +74,11 @@ def rms_norm_quantized(
         x=x,
         weight=weight,
     )
-    if str(dtype) not in DTYPES and getattr(dtype, "__name__", "") not in DTYPES:
+    if str(out_dtype) not in DTYPES and getattr(out_dtype, "__name__", "") not in DTYPES:
         raise ArgumentError(
             "rms_norm_quantized has no values of this dtype",
             expected="int8 or float8_e4m3fn",
-            got=f"dtype = {describe(dtype)}",
+            got=f"out_dtype = {describe(out_dtype)}",
             fix='leave it out for int8, or give "float8_e4m3fn"',
         )
     if block is not None and (type(block) is not int or block < 1 or x.shape[-1] % block):
@@ -89,18 +91,18 @@ def rms_norm_quantized(
     rows, batch = as_rows(x), x.shape[:-1]
     batch_of_scales = batch if block is None else (*batch, x.shape[-1] // block)
     if x.size == 0:
-        return jnp.zeros(x.shape, dtype), jnp.ones(batch_of_scales, jnp.float32)
+        return jnp.zeros(x.shape, out_dtype), jnp.ones(batch_of_scales, jnp.float32)
     x, weight = jax.lax.stop_gradient((rows, weight))
-    name = jnp.dtype(dtype).name
+    name = jnp.dtype(out_dtype).name
     values, scales = rms_norm_quantized_forward(
-        x, weight, dtype=name, eps=eps, offset=offset, block=block, target=target, block_rows=block_rows
+        x, weight, out_dtype=name, eps=eps, offset=offset, block=block, target=target, block_rows=block_rows
     )
     return values.reshape(*batch, values.shape[-1]), scales.reshape(batch_of_scales)
 
 
-def _types(x: Any, weight: Any, *, dtype: str, eps: float, offset: float, block: int | None) -> tuple[Any, Any]:
+def _types(x: Any, weight: Any, *, out_dtype: str, eps: float, offset: float, block: int | None) -> tuple[Any, Any]:
     of_scales = x.shape[:1] if block is None else (x.shape[0], x.shape[1] // block)
-    return jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct(of_scales, jnp.float32)
+    return jax.ShapeDtypeStruct(x.shape, out_dtype), jax.ShapeDtypeStruct(of_scales, jnp.float32)
 
 
 @tk.kernel(out_type=_types)
@@ -110,7 +112,7 @@ def rms_norm_quantized_forward(
     values: tk.Ref,
     scales: tk.Ref,
     *,
-    dtype: str,
+    out_dtype: str,
     eps: float,
     offset: float,
     block: int | None = None,
@@ -128,8 +130,8 @@ def rms_norm_quantized_forward(
         s = s * inverse
         s = s if weight is None else s * (weight[j].astype(jnp.float32) + offset)[None, :]
         largest = jnp.abs(s).max(axis=1)
-        scale = scale_of(largest, dtype)
-        values[i, j] = rounded(s / scale[:, None], dtype)
+        scale = scale_of(largest, out_dtype)
+        values[i, j] = rounded(s / scale[:, None], out_dtype)
         scales[place] = scale
 
     if block is None:

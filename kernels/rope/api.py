@@ -12,7 +12,7 @@ import numpy as np
 import tilekern as tk
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, is_float, is_integer, narrowed, require
+from tilekern.kernels.checks import as_real, is_float, is_integer, narrowed, require
 from tilekern.kernels.rope.kernel import rope_forward
 
 hide_frames(__file__)

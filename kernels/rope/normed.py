@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.derivatives import against, cast_like, derive
 from tilekern.kernels.rope.api import angle_inputs, check_rope
 from tilekern.kernels.rope.kernel import cpu_blocks, cuda_blocks, llvm_blocks, tpu_blocks

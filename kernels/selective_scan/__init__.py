@@ -1,4 +1,4 @@
-"""The selective scan of Mamba: `selective_scan(x, delta, a, b, c)`."""
+"""The selective scan of Mamba: `selective_scan(x, dt, a, b, c)`."""
 
 from tilekern.kernels.selective_scan.api import selective_scan
 from tilekern.kernels.selective_scan.kernel import selective_scan_forward

@@ -13,7 +13,7 @@ from tilekern.kernels.matmul.cases import shrunk
 
 @dataclass(frozen=True)
 class Case:
-    """x, delta and z [batch, tokens, channels], b and c [batch, tokens, states]; a, d and a bias of channels."""
+    """x, dt and z [batch, tokens, channels], b and c [batch, tokens, states]; a, d and a bias of channels."""
 
     name: str
     tokens: int
@@ -24,17 +24,17 @@ class Case:
     @property
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of `selective_scan`, and of its reference."""
-        return {"delta_softplus": True}
+        return {"dt_softplus": True}
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
         """Random inputs, standard normal; steps from 0.001 to 0.1 and a = -1, -2, ... as models begin."""
         *keys, last = jax.random.split(key, 6)
         shape = self.batch, self.tokens, self.channels
-        x, delta, z = (jax.random.normal(k, shape, dtype) for k in keys[:3])
+        x, dt, z = (jax.random.normal(k, shape, dtype) for k in keys[:3])
         b, c = (jax.random.normal(k, (*shape[:2], self.states), dtype) for k in keys[3:])
         a = -jnp.broadcast_to(jnp.arange(1.0, self.states + 1, dtype=jnp.float32), (self.channels, self.states))
         steps = jnp.exp(jax.random.uniform(last, (self.channels,), jnp.float32, jnp.log(0.001), jnp.log(0.1)))
-        return x, delta, a, b, c, jnp.ones(self.channels), z, jnp.log(jnp.expm1(steps))
+        return x, dt, a, b, c, jnp.ones(self.channels), z, jnp.log(jnp.expm1(steps))
 
     def small(self) -> Case:
         """The same for fast tests: sizes below 96 with their remainders modulo 32."""

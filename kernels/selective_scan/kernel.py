@@ -19,7 +19,7 @@ from tilekern.kernels.recurrences import first_of_run
 
 
 def _out_type(
-    x: Any, delta: Any, a: Any, b: Any, c: Any, d: Any, z: Any, delta_bias: Any, initial_state: Any, segment_ids: Any
+    x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, z: Any, dt_bias: Any, initial_state: Any, segment_ids: Any
 ) -> tuple[Any, Any]:
     state = jax.ShapeDtypeStruct((x.shape[0], *a.shape), tk.accumulator(x.dtype))
     return jax.ShapeDtypeStruct(x.shape, x.dtype), state
@@ -28,23 +28,23 @@ def _out_type(
 @tk.kernel(out_type=_out_type)
 def selective_scan_forward(
     x: tk.Ref,
-    delta: tk.Ref,
+    dt: tk.Ref,
     a: tk.Ref,
     b: tk.Ref,
     c: tk.Ref,
     d: tk.Ref | None,
     z: tk.Ref | None,
-    delta_bias: tk.Ref | None,
+    dt_bias: tk.Ref | None,
     initial_state: tk.Ref | None,
     segment_ids: tk.Ref | None,
     out: tk.Ref,
     final_state: tk.Ref,
     *,
-    delta_softplus: bool = False,
+    dt_softplus: bool = False,
     block_t: tk.Block = 16,
     block_c: tk.Block = 32,
 ) -> None:
-    """x, delta, z[B, T, C], a[C, N], b, c[B, T, N], d, delta_bias[C], initial_state[B, C, N] -> out, final_state.
+    """x, dt, z[B, T, C], a[C, N], b, c[B, T, N], d, dt_bias[C], initial_state[B, C, N] -> out, final_state.
 
     Computed in float32 (float64 for float64). `segment_ids` is [B, T].
     """
@@ -54,7 +54,7 @@ def selective_scan_forward(
     rates = a[j].astype(wide).T * math.log2(math.e)  # exp2 takes fewer operations than exp, for each state and token
 
     def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
-        steps = _steps(delta[i, t, j].astype(wide), delta_bias, j, delta_softplus)
+        steps = _steps(dt[i, t, j].astype(wide), dt_bias, j, dt_softplus)
         steps = jnp.where(t.valid[:, None], steps, 0)
         inputs = x[i, t, j].astype(wide)
         decays = jnp.exp2(steps[:, None, :] * rates)
@@ -76,8 +76,8 @@ def selective_scan_forward(
     final_state[i, j] = tk.fold(tk.serial(x.shape[1], block_t), chunk, start).T
 
 
-def _steps(delta: jax.Array, delta_bias: Any, j: tk.Tile, softplus: bool) -> jax.Array:
-    steps = delta if delta_bias is None else delta + delta_bias[j].astype(delta.dtype)
+def _steps(dt: jax.Array, dt_bias: Any, j: tk.Tile, softplus: bool) -> jax.Array:
+    steps = dt if dt_bias is None else dt + dt_bias[j].astype(dt.dtype)
     return jax.nn.softplus(steps) if softplus else steps
 
 

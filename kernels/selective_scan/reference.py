@@ -12,16 +12,16 @@ from tilekern.kernels.recurrences import continues
 
 def reference(
     x: jax.Array,
-    delta: jax.Array,
+    dt: jax.Array,
     a: jax.Array,
     b: jax.Array,
     c: jax.Array,
     d: jax.Array | None = None,
     z: jax.Array | None = None,
-    delta_bias: jax.Array | None = None,
+    dt_bias: jax.Array | None = None,
     initial_state: jax.Array | None = None,
     *,
-    delta_softplus: bool = False,
+    dt_softplus: bool = False,
     segment_ids: jax.Array | None = None,
     dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -31,8 +31,8 @@ def reference(
     """
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
     state_dtype = jnp.promote_types(x.dtype, jnp.float32)
-    steps = delta.astype(wide) if delta_bias is None else delta.astype(wide) + delta_bias.astype(wide)
-    steps = jax.nn.softplus(steps) if delta_softplus else steps
+    steps = dt.astype(wide) if dt_bias is None else dt.astype(wide) + dt_bias.astype(wide)
+    steps = jax.nn.softplus(steps) if dt_softplus else steps
     same_run = continues(segment_ids, x.shape[:2])
     rates, inputs = a.astype(wide), x.astype(wide)
     start = jnp.zeros((x.shape[0], *a.shape), wide) if initial_state is None else initial_state.astype(wide)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_rows, is_float, require
+from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.kernels.softmax.log import log_softmax_forward
 

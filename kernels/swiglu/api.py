@@ -6,7 +6,7 @@ import jax
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_rows, is_float, require
+from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.swiglu.kernel import swiglu_forward
 from tilekern.kernels.swiglu.reference import ACTIVATIONS
 

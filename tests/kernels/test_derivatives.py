@@ -68,10 +68,10 @@ def turned(x: Any, frequencies: Any, *, rotate: Callable[..., Any], **keywords: 
     return rotate(x, np.arange(7) + 3, frequencies=frequencies, **keywords)
 
 
-def product(x: Any, w: Any, *, dtype: Any = None, transpose_x: bool = False, transpose_w: bool = False) -> Any:
+def product(x: Any, w: Any, *, dtype: Any = None, transpose_lhs: bool = False, transpose_rhs: bool = False) -> Any:
     """The definition of matmul with transposed operands; in any `dtype` it accumulates as matmul does."""
     del dtype
-    return matmul.reference(x.mT if transpose_x else x, w.mT if transpose_w else w)
+    return matmul.reference(x.mT if transpose_lhs else x, w.mT if transpose_rhs else w)
 
 
 def grouped(lhs: Any, rhs: Any, *, of: Callable[..., Any], **keywords: Any) -> Any:
@@ -122,10 +122,10 @@ KERNELS = {
     "geglu_tanh": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "gelu_tanh"}),
     "reglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "relu"}),
     "matmul": Differentiated(matmul.matmul, product, (LEFT, RIGHT)),
-    "matmul_tn": Differentiated(matmul.matmul, product, (LEFT[::-1], RIGHT), {"transpose_x": True}),
-    "matmul_nt": Differentiated(matmul.matmul, product, (LEFT, RIGHT[::-1]), {"transpose_w": True}),
+    "matmul_tn": Differentiated(matmul.matmul, product, (LEFT[::-1], RIGHT), {"transpose_lhs": True}),
+    "matmul_nt": Differentiated(matmul.matmul, product, (LEFT, RIGHT[::-1]), {"transpose_rhs": True}),
     "matmul_tt": Differentiated(
-        matmul.matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_x": True, "transpose_w": True}
+        matmul.matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_lhs": True, "transpose_rhs": True}
     ),
     "fused_matmul": Differentiated(
         matmul.fused_matmul, matmul.fused_reference, (LEFT, RIGHT, RIGHT[1:], LEFT), {"epilogue": gated}

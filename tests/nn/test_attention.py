@@ -14,7 +14,7 @@ import pytest
 
 from tests.lang.checks import refused
 from tilekern.errors import ArgumentError
-from tilekern.kernels.flash_attention import reference
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.nn import dot_product_attention
 from tilekern.nn.attention import _positions
 from tilekern.testing import assert_close, in_float64

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lang.checks import refused
 from tilekern.errors import ArgumentError
-from tilekern.kernels.flash_attention import reference
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.nn import attention_fn
 from tilekern.nn.promotion import algorithm_of
 from tilekern.testing import assert_close, in_float64

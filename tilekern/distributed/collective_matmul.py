@@ -21,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.matmul import matmul
 
 hide_frames(__file__)

@@ -16,7 +16,7 @@ from jax import lax
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
-from tilekern.kernels.api import as_int32, as_rows
+from tilekern.kernels.checks import as_int32, as_rows
 from tilekern.kernels.cross_entropy.api import check_arrays, check_options
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 

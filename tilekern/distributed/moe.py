@@ -18,7 +18,7 @@ from tilekern.distributed.axes import axis_size
 from tilekern.distributed.exchange import METHODS, Layout, Method, receive, send
 from tilekern.distributed.routing import Gating, limit_capacity, route
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.checks import is_float, is_integer, require
 from tilekern.kernels.quantization import LARGEST, is_quantized, quantize
 from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_dot
 from tilekern.kernels.swiglu.reference import ACTIVATIONS

@@ -11,7 +11,7 @@ from jax import lax
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.checks import is_float, is_integer, require
 
 hide_frames(__file__)
 

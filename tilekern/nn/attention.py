@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 import tilekern as tk
 from tilekern.authoring import describe, is_traced, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_int32, is_float
+from tilekern.kernels.checks import as_int32, is_float
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn.dropout import dropout
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real
+from tilekern.kernels.checks import as_real
 
 hide_frames(__file__)
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from tilekern.authoring import array_of, describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float
+from tilekern.kernels.checks import is_float
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn.dropout import dropout
 from tilekern.nn.promotion import algorithm_of, promoted

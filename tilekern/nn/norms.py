@@ -8,7 +8,7 @@ import jax
 from jax.typing import ArrayLike
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.group_norm.api import group_norm as group_norm_of_kernel
 from tilekern.kernels.layer_norm.api import layer_norm as layer_norm_of_kernel
 from tilekern.kernels.rms_norm.api import rms_norm as rms_norm_of_kernel

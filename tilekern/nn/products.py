@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.checks import is_float, is_integer, require
 from tilekern.kernels.ragged_dot.api import ragged_dot as ragged_dot_of_kernel
 from tilekern.nn.promotion import algorithm_of
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.softmax.api import log_softmax as log_softmax_of_kernel
 from tilekern.kernels.softmax.api import softmax as softmax_of_kernel
 

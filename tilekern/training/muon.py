@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames, is_traced, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, is_float, require
+from tilekern.kernels.checks import as_real, is_float, require
 from tilekern.kernels.matmul import fused_matmul, symmetric_matmul
 from tilekern.training.transformations import (
     GradientTransformation,

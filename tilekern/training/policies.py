@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, is_float, require
+from tilekern.kernels.checks import as_real, is_float, require
 from tilekern.kernels.cross_entropy import cross_entropy
 
 hide_frames(__file__)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_real, is_float
+from tilekern.kernels.checks import as_real, is_float
 from tilekern.training.adamw import AdamWState
 
 hide_frames(__file__)

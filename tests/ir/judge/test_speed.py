@@ -10,7 +10,7 @@ import pytest
 import tilekern as tk
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
-from tilekern.kernels.flash_attention.reference import reference
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.testing import assert_close, in_float64
 
 

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reverse": {"divergence": "reverse_kl", "temperature": 1.5},
     "mixed": {
         "divergence": "jensen_shannon",
-        "beta": 0.3,
+        "teacher_share": 0.3,
         "temperature": 0.7,
         "softcap": 3.0,
         "teacher_softcap": 4.0,

@@ -35,9 +35,9 @@ OPTIONS = (
     {"divergence": "reverse_kl", "softcap": 3.0},
     {"divergence": "jensen_shannon"},
     {"divergence": "forward_kl", "temperature": 1.5, "softcap": 30.0, "teacher_softcap": 3.0},
-    {"divergence": "jensen_shannon", "beta": 0.1, "temperature": 0.7, "teacher_softcap": 5.0},
+    {"divergence": "jensen_shannon", "teacher_share": 0.1, "temperature": 0.7, "teacher_softcap": 5.0},
 )
-naive = jax.jit(reference, static_argnames=("divergence", "beta", "softcap", "teacher_softcap", "dtype"))
+naive = jax.jit(reference, static_argnames=("divergence", "teacher_share", "softcap", "teacher_softcap", "dtype"))
 
 
 def check(inputs: tuple[Any, ...], options: dict[str, Any], **blocks: int) -> None:
@@ -87,7 +87,7 @@ def test_words_that_the_teacher_excludes(options: dict[str, Any]) -> None:
 
 
 DIVERGENCES = pytest.mark.parametrize("options", [o for o in OPTIONS if o["divergence"] != "jensen_shannon"], ids=str)
-WHOLE = {"beta": 0.5, "temperature": 1.0, "softcap": None, "teacher_softcap": None}
+WHOLE = {"teacher_share": 0.5, "temperature": 1.0, "softcap": None, "teacher_softcap": None}
 
 
 def in_parts(parts: int, options: dict[str, Any]) -> Any:
@@ -182,7 +182,7 @@ def test_cases_trace(case: Case) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: o["divergence"])
 def test_the_interpreter_agrees(options: dict[str, Any]) -> None:
     inputs = Case("", 5, 6, 9, 19).arrays(jax.random.key(0), "float32")
-    whole = {"beta": 0.5, "temperature": 1.0, "softcap": None, "teacher_softcap": None} | options
+    whole = {"teacher_share": 0.5, "temperature": 1.0, "softcap": None, "teacher_softcap": None} | options
     traced = distillation_parts.trace(*inputs, options=Options(**whole), **BLOCKS[1])
     found, oracle = tk.interpret(traced)(*inputs)[0], in_float64(partial(reference, **options), *inputs)
     assert_close(found, oracle, naive(*inputs, **options), length=25)
@@ -220,9 +220,9 @@ def test_arrays_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], got: str) -
     [
         ("divergence", "kl"),
         ("divergence", None),
-        ("beta", 0),
-        ("beta", 1.0),
-        ("beta", float("nan")),
+        ("teacher_share", 0),
+        ("teacher_share", 1.0),
+        ("teacher_share", float("nan")),
         ("temperature", 0.0),
         ("temperature", "1"),
         ("softcap", 0.0),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.tree_util import Partial
 
 from tilekern.ir.types import kind_of
-from tilekern.kernels.flash_attention.reference import reference
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.testing import assert_close
 
 # --- functions of scores and positions ------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from jax.tree_util import Partial
 
 from tests.kernels.flash_attention.features import Featured, grads, judge_all
 from tilekern.errors import ArgumentError
-from tilekern.kernels.flash_attention import flash_attention, reference
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 
 ATTEND = partial(flash_attention, return_logsumexp=True)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jax.tree_util import Partial
 
 from tests.kernels.flash_attention.features import Featured, features, grads, in_float64, judge_all, values
-from tilekern.kernels.flash_attention import block_map, flash_attention, reference
+from tilekern.kernels.flash_attention import block_map, flash_attention
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.testing import assert_close
 
 BLOCKS = {"block_q": 16, "block_k": 32, "backward_block_q": 32, "backward_block_k": 16}

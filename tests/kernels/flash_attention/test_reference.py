@@ -23,7 +23,7 @@ from tests.kernels.flash_attention.features import (
     loss_of,
     values,
 )
-from tilekern.kernels.flash_attention.reference import reference
+from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.lang.bits import random_bits
 from tilekern.testing import assert_close
 

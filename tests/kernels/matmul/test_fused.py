@@ -62,12 +62,12 @@ def normal(*shape: int, dtype: Any = np.float32) -> Any:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
 
 
-@pytest.mark.parametrize("transpose_x", [False, True])
-@pytest.mark.parametrize("transpose_w", [False, True])
-def test_transposed_operands(transpose_x: bool, transpose_w: bool) -> None:
+@pytest.mark.parametrize("transpose_lhs", [False, True])
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_transposed_operands(transpose_lhs: bool, transpose_rhs: bool) -> None:
     x, w = normal(9, 33), normal(33, 21)
-    given = (x.T if transpose_x else x), (w.T if transpose_w else w), normal(21), normal(9, 21)
-    check(*given, epilogue=activated, transpose_x=transpose_x, transpose_w=transpose_w)
+    given = (x.T if transpose_lhs else x), (w.T if transpose_rhs else w), normal(21), normal(9, 21)
+    check(*given, epilogue=activated, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
 
 
 @pytest.mark.parametrize("bias", [(21,), (9, 1), (4, 1, 1), (4, 9, 21), (1, 1, 21), ()])
@@ -90,7 +90,7 @@ def test_batches(x: Any, w: Any, operands: Any, transpose: bool) -> None:
     given = (normal(*s) for s in (x, w))
     left, right = (np.swapaxes(a, -1, -2) if transpose else a for a in given)
     others = (normal(*s) for s in operands)
-    check(left, right, *others, epilogue=activated, transpose_x=transpose, transpose_w=transpose)
+    check(left, right, *others, epilogue=activated, transpose_lhs=transpose, transpose_rhs=transpose)
 
 
 @pytest.mark.parametrize("split_k", [None, 1, 3])
@@ -157,7 +157,7 @@ def test_compiles_without_spills(target: str) -> None:
     pytest.importorskip("triton" if target.startswith("cuda") else "libtpu", reason=f"compiles for {target}")
     square = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     given = square, square, (jax.ShapeDtypeStruct((1, 4096), jnp.bfloat16), square)
-    settings = {"epilogue": activated, "saves": True, "transpose_x": False, "transpose_w": False}
+    settings = {"epilogue": activated, "saves": True, "transpose_lhs": False, "transpose_rhs": False}
     compiled = fused_matmul_forward.trace(*given, **settings, target=target).lower(target).compile()
     assert target.startswith("tpu") or compiled.resources.spills == 0
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.kernels.programs import arrays_of, calls
 from tilekern.errors import ArgumentError
-from tilekern.kernels.matmul import fused_matmul, matmul, reference, split_matmul
-from tilekern.kernels.matmul.batches import splits
+from tilekern.kernels.matmul import fused_matmul, kernel, matmul, reference, split_matmul
 from tilekern.kernels.matmul.cases import CASES, Case
+from tilekern.kernels.matmul.products import splits
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -95,7 +95,7 @@ def test_leading_dims_broadcast(shapes: tuple[tuple[int, ...], ...], transposes:
     random = np.random.default_rng(0)
     x, w = (random.standard_normal(s).astype(np.float32) for s in shapes)
     left, right = (np.swapaxes(a, -1, -2) if t else a for a, t in zip((x, w), transposes, strict=True))
-    out = matmul(left, right, transpose_x=transposes[0], transpose_w=transposes[1])
+    out = matmul(left, right, transpose_lhs=transposes[0], transpose_rhs=transposes[1])
     assert out.shape == np.matmul(x, w).shape
     if out.size:
         assert_close(out, in_float64(reference, x, w), jax.jit(reference)(x, w), length=9)
@@ -119,7 +119,7 @@ def test_split_sums(split: tuple[int, int, int, int | None], transpose: bool, dt
     m, k, n, parts = split
     x, w = Case("split", m, k, n).arrays(jax.random.key(0), dtype)
     left, right = (x.T, w.T) if transpose else (x, w)
-    out = matmul(left, right, transpose_x=transpose, transpose_w=transpose, split_k=parts)
+    out = matmul(left, right, transpose_lhs=transpose, transpose_rhs=transpose, split_k=parts)
     assert_close(out, in_float64(reference, x, w), jax.jit(reference)(x, w), length=k)
 
 
@@ -168,9 +168,9 @@ def test_sums_are_split_where_cores_have_no_tile(target: str, shape: tuple[int, 
     if not splits(x, w, False, False, None):
         assert parts == 1
         return
-    (kernel,) = split_matmul.trace(x, w, dtype="bfloat16", target=target).kernels
-    assert kernel.ir.name == ("matmul" if parts == 1 else "matmul_parts")
-    assert parts == 1 or kernel.ir.grid[0] == parts
+    (called,) = split_matmul.trace(x, w, dtype="bfloat16", target=target).kernels
+    assert called.ir.name == ("matmul" if parts == 1 else "matmul_parts")
+    assert parts == 1 or called.ir.grid[0] == parts
 
 
 @pytest.mark.one_backend
@@ -195,7 +195,7 @@ def test_no_number_of_parts(function: Any, split_k: Any) -> None:
 def test_the_interpreter_agrees(data: st.DataObject, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     x, w = (data.draw(arrays(np.float32, s)) for s in ((m, k), (k, n)))
-    traced = matmul.trace(x, w, block_m=4, block_n=4, block_k=8)
+    traced = kernel.matmul.trace(x, w, block_m=4, block_n=4, block_k=8)
     oracle, low = in_float64(reference, x, w), reference(x, w)
     assert_close(tk.interpret(traced)(x, w), oracle, low, length=k)
     assert_close(traced.lower("cpu:xla").compile()(x, w), oracle, low, length=k)
@@ -219,11 +219,11 @@ def test_an_accumulator_as_narrow_as_the_input_would_be_found() -> None:
 @pytest.mark.parametrize(
     ("x", "w", "got"),
     [
-        ((2, 3), (4, 3), "x = float32[2, 3], w = float32[4, 3]"),
-        ((3,), (3, 3), "x = float32[3], w = float32[3, 3]"),
-        ((2, 3), (1, 4, 2), "x = float32[2, 3], w = float32[1, 4, 2]"),
-        ((3, 2, 3), (2, 3, 2), "x = float32[3, 2, 3], w = float32[2, 3, 2]"),
-        ((2, 3, 4, 5), (3, 2, 5, 4), "x = float32[2, 3, 4, 5], w = float32[3, 2, 5, 4]"),
+        ((2, 3), (4, 3), "lhs = float32[2, 3], rhs = float32[4, 3]"),
+        ((3,), (3, 3), "lhs = float32[3], rhs = float32[3, 3]"),
+        ((2, 3), (1, 4, 2), "lhs = float32[2, 3], rhs = float32[1, 4, 2]"),
+        ((3, 2, 3), (2, 3, 2), "lhs = float32[3, 2, 3], rhs = float32[2, 3, 2]"),
+        ((2, 3, 4, 5), (3, 2, 5, 4), "lhs = float32[2, 3, 4, 5], rhs = float32[3, 2, 5, 4]"),
     ],
 )
 def test_matrices_that_do_not_fit(x: tuple[int, ...], w: tuple[int, ...], got: str) -> None:
@@ -234,5 +234,5 @@ def test_matrices_that_do_not_fit(x: tuple[int, ...], w: tuple[int, ...], got: s
 
 @pytest.mark.one_backend
 def test_matrices_of_different_dtypes() -> None:
-    with pytest.raises(ArgumentError, match=re.escape("x = float32[2, 2], w = bfloat16[2, 2]")):
+    with pytest.raises(ArgumentError, match=re.escape("lhs = float32[2, 2], rhs = bfloat16[2, 2]")):
         matmul(jnp.zeros((2, 2)), jnp.zeros((2, 2), jnp.bfloat16))

@@ -47,7 +47,7 @@ def test_gradients(tokens: int, dtype: str) -> None:
 @pytest.mark.parametrize("scale_first", [True, False])
 def test_gradients_of_packed_sequences(scale_first: bool) -> None:
     ids = packed(23)
-    check_gradients(*both(segment_ids=ids, scale_first=scale_first, c=4.0), problem(23))
+    check_gradients(*both(segment_ids=ids, scale_first=scale_first, exponent=4.0), problem(23))
 
 
 @pytest.mark.parametrize("with_state", [True, False])
@@ -144,5 +144,5 @@ def test_arrays_that_do_not_fit(change: dict[int, Any], got: str) -> None:
 @pytest.mark.one_backend
 @pytest.mark.parametrize("c", [0, -8.0, float("nan"), float("inf"), "8"])
 def test_a_constant_that_makes_no_decays(c: Any) -> None:
-    with pytest.raises(ArgumentError, match="c = "):
-        rg_lru(*problem(9), c=c)
+    with pytest.raises(ArgumentError, match="exponent = "):
+        rg_lru(*problem(9), exponent=c)

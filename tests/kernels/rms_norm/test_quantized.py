@@ -20,7 +20,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 def test_values_are_the_nearest(dtype: str, given: str, shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
     x, weight = (jnp.asarray(random.standard_normal(s), given) for s in (shape, shape[-1:]))
-    values, scales = rms_norm_quantized(x, weight, dtype=dtype, offset=1.0)
+    values, scales = rms_norm_quantized(x, weight, out_dtype=dtype, offset=1.0)
     assert (values.dtype, values.shape, scales.shape) == (jnp.dtype(dtype), shape, shape[:-1])
     oracle = np.asarray(in_float64(lambda x, w: reference(x, w, offset=1.0), x, weight))
     largest = np.abs(oracle).max(axis=-1, initial=0)
@@ -35,7 +35,7 @@ def test_values_are_the_nearest(dtype: str, given: str, shape: tuple[int, ...]) 
 @every_dtype
 def test_rows_of_zeros_and_of_nan(dtype: str) -> None:
     x = jnp.array([[0.0, 0.0], [1.0, -1.0], [np.nan, 1.0]])
-    values, scales = rms_norm_quantized(x, dtype=dtype)
+    values, scales = rms_norm_quantized(x, out_dtype=dtype)
     assert (np.asarray(values[0], np.float32) == 0).all()
     assert scales[0] == 1
     np.testing.assert_array_equal(np.asarray(values[1], np.float32), [DTYPES[dtype], -DTYPES[dtype]])
@@ -49,7 +49,7 @@ def test_blocks_have_scales_of_their_own(dtype: str, block: int) -> None:
     random = np.random.default_rng(0)
     x, weight = (random.standard_normal(s).astype(np.float32) for s in ((2, 3, 24), (24,)))
     x[0, 0, :block] = 0
-    values, scales = rms_norm_quantized(x, weight, dtype=dtype, block=block)
+    values, scales = rms_norm_quantized(x, weight, out_dtype=dtype, block=block)
     assert (values.shape, scales.shape) == (x.shape, (2, 3, 24 // block))
     parts = np.asarray(in_float64(reference, x, weight)).reshape(2, 3, -1, block)
     largest = np.abs(parts).max(axis=-1)
@@ -83,7 +83,8 @@ def test_derivatives_take_the_results_as_constants() -> None:
 def test_compiles_without_spills(target: str, dtype: str, block: int | None) -> None:
     pytest.importorskip("triton" if target.startswith("cuda") else "libtpu", reason=f"compiles for {target}")
     x, weight = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), jax.ShapeDtypeStruct((4096,), jnp.bfloat16)
-    traced = rms_norm_quantized_forward.trace(x, weight, dtype=dtype, eps=1e-6, offset=0.0, block=block, target=target)
+    keywords = {"out_dtype": dtype, "eps": 1e-6, "offset": 0.0, "block": block}
+    traced = rms_norm_quantized_forward.trace(x, weight, **keywords, target=target)
     compiled = traced.lower(target).compile()
     assert target.startswith("tpu") or compiled.resources.spills == 0
 
@@ -95,10 +96,10 @@ def test_compiles_without_spills(target: str, dtype: str, block: int | None) -> 
         (jnp.zeros((2, 3), jnp.int32), None, "int8", "x = int32[2, 3]"),
         (jnp.zeros((2, 3)), jnp.zeros(2), "int8", "weight = float32[2]"),
         (jnp.zeros((2, 0)), None, "int8", "x = float32[2, 0]"),
-        (jnp.zeros((2, 3)), None, "int4", "dtype = 'int4'"),
+        (jnp.zeros((2, 3)), None, "int4", "out_dtype = 'int4'"),
     ],
 )
 def test_arguments_that_do_not_fit(x: Any, weight: Any, dtype: str, got: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(got)) as caught:
-        rms_norm_quantized(x, weight, dtype=dtype)  # here
+        rms_norm_quantized(x, weight, out_dtype=dtype)  # here
     assert "# here" in caught.value.loc.snippet()

@@ -17,20 +17,20 @@ STATES = 5
 
 
 def problem(tokens: int, dtype: Any = "float32", *, batch: int = 2) -> list[Any]:
-    """x, delta, a, b, c, d, z, delta_bias and a state of twelve channels."""
+    """x, dt, a, b, c, d, z, dt_bias and a state of twelve channels."""
     random = np.random.default_rng(0)
-    x, delta, z = random.standard_normal((3, batch, tokens, 12))
+    x, dt, z = random.standard_normal((3, batch, tokens, 12))
     b, c = random.standard_normal((2, batch, tokens, STATES))
     a = -random.uniform(0.1, 4, (12, STATES))
     d, bias = random.standard_normal((2, 12))
     state = random.standard_normal((batch, 12, STATES))
-    arrays = [x, delta, a, b, c, d, z, bias - 1, state]
+    arrays = [x, dt, a, b, c, d, z, bias - 1, state]
     return [array.astype(jnp.dtype(dtype if n in (0, 1, 3, 4, 6) else np.float32)) for n, array in enumerate(arrays)]
 
 
 def both(**keywords: Any) -> tuple[Any, Any]:
     """The kernel with small tiles, and its definition."""
-    keywords = {"delta_softplus": True, **keywords}
+    keywords = {"dt_softplus": True, **keywords}
     return partial(selective_scan, **{**BLOCKS, **keywords}), partial(reference, **keywords)
 
 
@@ -60,16 +60,16 @@ def test_gradients_of_packed_sequences() -> None:
 
 
 def test_without_options() -> None:
-    x, delta, *others = problem(19)
-    ours, definition = both(delta_softplus=False)
-    check(ours, definition, [x, abs(delta), *others[:3]])
-    check_gradients(ours, definition, [x, abs(delta), *others[:3]])
+    x, dt, *others = problem(19)
+    ours, definition = both(dt_softplus=False)
+    check(ours, definition, [x, abs(dt), *others[:3]])
+    check_gradients(ours, definition, [x, abs(dt), *others[:3]])
 
 
 def test_decays_of_0_and_1() -> None:
     """Steps so small and so large that decays are 1 or 0 in floating point."""
-    x, delta, *others = problem(9)
-    arrays = [x, delta * 200, *others]
+    x, dt, *others = problem(9)
+    arrays = [x, dt * 200, *others]
     check(*both(), arrays)
     check_gradients(*both(), arrays)
 
@@ -86,7 +86,7 @@ def test_packed_sequences_are_separate_ones() -> None:
 
 def test_steps_of_decoding_are_one_call_and_blocks_change_rounding_alone() -> None:
     *arrays, state = problem(5)
-    run = partial(selective_scan, delta_softplus=True)
+    run = partial(selective_scan, dt_softplus=True)
     whole, last = run(*arrays, state, block_t=3, block_c=5)
     for t in range(5):
         out, state = run(*tokens_of(arrays, slice(t, t + 1)), state)
@@ -99,7 +99,7 @@ def test_under_vmap_and_checkpoint() -> None:
 
     def loss(x: Any, state: Any, function: Any) -> Any:
         rest = [v[:1] if v.ndim == 3 else v for v in others]
-        return jnp.sin(function(x[None], *rest, state[None], delta_softplus=True)[0]).sum()
+        return jnp.sin(function(x[None], *rest, state[None], dt_softplus=True)[0]).sum()
 
     ours, theirs = (
         jax.jit(jax.vmap(jax.grad(jax.checkpoint(partial(loss, function=f)), argnums=(0, 1))))(x, state)
@@ -138,14 +138,14 @@ def test_no_tokens() -> None:
     ("change", "got"),
     [
         ({0: jnp.zeros((2, 9, 12), jnp.int32)}, "x = int32[2, 9, 12]"),
-        ({1: jnp.zeros((2, 9, 11))}, "delta = float32[2, 9, 11]"),
+        ({1: jnp.zeros((2, 9, 11))}, "dt = float32[2, 9, 11]"),
         ({2: jnp.zeros((5, 12))}, "a = float32[5, 12]"),
         ({2: jnp.zeros((12, 0))}, "a = float32[12, 0]"),
         ({3: jnp.zeros((2, 9, 4))}, "b = float32[2, 9, 4]"),
         ({4: jnp.zeros((2, 5, 9))}, "c = float32[2, 5, 9]"),
         ({5: jnp.zeros((12, 1))}, "d = float32[12, 1]"),
         ({6: jnp.zeros((2, 9))}, "z = float32[2, 9]"),
-        ({7: jnp.zeros(11)}, "delta_bias = float32[11]"),
+        ({7: jnp.zeros(11)}, "dt_bias = float32[11]"),
         ({8: jnp.zeros((2, 5, 12))}, "initial_state = float32[2, 5, 12]"),
         ({9: jnp.zeros((2, 9))}, "segment_ids = float32[2, 9]"),
     ],

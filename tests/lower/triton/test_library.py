@@ -312,7 +312,7 @@ def test_the_scale_of_logits_takes_no_instruction_of_its_own() -> None:
 def test_eight_bit_floats_multiply_as_float16_on_hopper(dtype: str, transposed: bool) -> None:
     """By warpgroups, with sums in float32, which products of 8 bits do not have."""
     x = jax.ShapeDtypeStruct((4096, 4096), dtype)
-    (lowering,) = lowerings_of(partial(matmul, transpose_x=transposed), [x, x], resolve("cuda:sm_90"))
+    (lowering,) = lowerings_of(partial(matmul, transpose_lhs=transposed), [x, x], resolve("cuda:sm_90"))
     found = lowering.compile()
     assert found.resources.spills == 0
     assert set(re.findall(r"\b[A-Z]+MMA\b", found.asm["sass"])) == {"HGMMA"}

@@ -19,7 +19,7 @@ from tests.lower.triton.test_call import opaque
 from tilekern import _machine
 from tilekern.errors import DependencyError, ResourceError, TargetError
 from tilekern.kernels.flash_attention import flash_attention
-from tilekern.kernels.matmul import matmul
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.triton.call import CUSTOM_CALL
 from tilekern.lower.triton.call_message import Kernel, Launch, Pointer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,16 +49,12 @@ _FINITE: tuple[Numbers, ...] = ("normal", "equal rows", "zeros", "tiny")
 MODES: Mapping[str, tuple[str, ...]] = {"library": KERNELS, f"library{_SUFFIX}": tuple(n + _SUFFIX for n in _PACKED)}
 """For each mode the names of the functions that it calls in turn."""
 
-# Their references return the logsumexp, too, which the functions return on request.
-_WITH_LOGSUMEXP = ("cross_entropy", "flash_attention")
-
 
 def drawn(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Space]:
     """A prebuilt kernel, its reference, and the calls of it."""
     base = name.removesuffix(_SUFFIX)
     module = importlib.import_module(f"tilekern.kernels.{base}")
     function, reference = getattr(module, base), module.reference
-    reference = _first(reference) if base in _WITH_LOGSUMEXP else reference
     if base == name:
         return function, reference, space(function, reference)
     names = [*_PACKED[base].split(), "bt"]
@@ -78,13 +73,3 @@ def _packed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     packed.__name__ = f"{function.__name__}_of_packed_sequences"
     return packed
-
-
-def _first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, but only the first of its results."""
-
-    @functools.wraps(function)
-    def first(*arguments: Any, **keywords: Any) -> Any:
-        return function(*arguments, **keywords)[0]
-
-    return first

@@ -44,8 +44,8 @@ def product(
     rows: int, inner: int, columns: int, dtype: str = "bfloat16", tall: bool = False, **transposes: bool
 ) -> Func:
     """A matrix product in tiles of 64 × 64 × 64; `tall` ones, here and below, have 128 rows, as clusters need."""
-    left = (inner, rows) if transposes.get("transpose_x") else (rows, inner)
-    right = (columns, inner) if transposes.get("transpose_w") else (inner, columns)
+    left = (inner, rows) if transposes.get("transpose_lhs") else (rows, inner)
+    right = (columns, inner) if transposes.get("transpose_rhs") else (inner, columns)
     blocks = {"block_m": 128 if tall else 64, "block_n": 64, "block_k": 64}
     return matmul.trace(like(*left, dtype=dtype), like(*right, dtype=dtype), **transposes, **blocks).ir
 
@@ -62,8 +62,8 @@ def fused(rows: int, inner: int, columns: int, *operand: int, tall: bool = False
         *(like(rows, inner), like(inner, columns), (like(*operand),)),
         epilogue=gelu,
         saves=False,
-        transpose_x=False,
-        transpose_w=False,
+        transpose_lhs=False,
+        transpose_rhs=False,
         block_m=128 if tall else 64,
         block_n=64,
         block_k=64,

@@ -41,7 +41,7 @@ from tilekern.lower.triton.gluon.simulator.run import simulate
 FUNCS: dict[str, Any] = {
     "product": lambda: product(200, 136, 136),
     "product of one tile": lambda: product(64, 64, 64),
-    "product of both transposed": lambda: product(136, 200, 136, transpose_x=True, transpose_w=True),
+    "product of both transposed": lambda: product(136, 200, 136, transpose_lhs=True, transpose_rhs=True),
     "product of halves": lambda: product(72, 136, 64, dtype="float16"),
     "product from the end": lambda: backwards.trace(like(72, 200), like(200, 64)).ir,
     "epilogue with a bias": lambda: fused(136, 72, 136, 1, 136),

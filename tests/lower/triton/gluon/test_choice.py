@@ -16,7 +16,7 @@ from tests.lower.triton.test_call import opaque
 from tilekern.errors import TargetError
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
-from tilekern.kernels.matmul import matmul
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.ragged_dot.cases import Case, ScaledCase
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 from tilekern.lower.device import device_of

@@ -24,7 +24,7 @@ from tests.lower.triton.gluon.samples import (
 )
 from tilekern.errors import InterpreterError, TargetError
 from tilekern.ir.core import Func
-from tilekern.kernels.matmul import matmul
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
@@ -41,7 +41,7 @@ def any_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 FUNCS: dict[str, Any] = {
     "product": lambda: product(300, 200, 136, tall=True),
     "product of one tile": lambda: product(64, 64, 64, tall=True),
-    "product of both transposed": lambda: product(136, 200, 136, tall=True, transpose_x=True, transpose_w=True),
+    "product of both transposed": lambda: product(136, 200, 136, tall=True, transpose_lhs=True, transpose_rhs=True),
     "product of halves": lambda: product(72, 136, 64, dtype="float16", tall=True),
     "epilogue with a bias": lambda: fused(136, 72, 136, 1, 136, tall=True),
     "epilogue with a residual": lambda: fused(136, 72, 136, 136, 136, tall=True),

@@ -20,7 +20,7 @@ import tilekern as tk
 from bench.gpu.pretended.install import install
 from tilekern.errors import TargetError
 from tilekern.kernels.flash_attention import flash_attention
-from tilekern.kernels.matmul import matmul
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.rms_norm import rms_norm
 from tilekern.kernels.softmax import softmax
 

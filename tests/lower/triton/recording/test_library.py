@@ -13,7 +13,7 @@ from tests.lower.library import CASES
 from tests.lower.triton.gluon.samples import like, needs_clusters
 from tests.lower.triton.recording.checks import check
 from tests.lower.triton.recording.driver import addresses, driver
-from tilekern.kernels.matmul import matmul
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.call import described
 from tilekern.lower.triton.lowering import TritonLowering
@@ -58,7 +58,7 @@ def test_a_program_is_launched_as_its_code_expects(name: str, case: str, mode: s
 @pytest.mark.parametrize("clusters", [False, pytest.param(True, marks=needs_clusters)])
 def test_warp_specialised_programs_are_launched_as_their_code_expects(clusters: bool) -> None:
     blocks = {"block_m": 128, "num_ctas": 2} if clusters else {"block_m": 64, "num_ctas": 1}
-    traced = matmul.trace(like(300, 200), like(200, 136), transpose_x=False, block_n=64, block_k=64, **blocks)
+    traced = matmul.trace(like(300, 200), like(200, 136), transpose_lhs=False, block_n=64, block_k=64, **blocks)
     lowering = traced.lower("cuda:sm_90", emitter="gluon")._lowered
     assert isinstance(lowering, TritonLowering) and lowering.program.cluster == 1 + clusters
     asked = described(lowering.program, lowering._binary)

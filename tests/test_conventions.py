@@ -1,0 +1,214 @@
+"""The conventions of docs/conventions.md, over the signatures of all public functions of the kernels."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern.kernels
+from tilekern.errors import ArgumentError
+from tilekern.kernel import CustomOp, Kernel
+from tilekern.kernels.conventions import LAUNCH, check_launch, renamed
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.ragged_dot import ragged_contracting_dot
+
+PAGE = (Path(__file__).parents[1] / "docs" / "conventions.md").read_text()
+FOLDERS = [m.name for m in pkgutil.iter_modules(tilekern.kernels.__path__) if m.ispkg]
+PACKAGES = {folder: importlib.import_module(f"tilekern.kernels.{folder}") for folder in FOLDERS}
+
+
+def is_function(name: str, value: Any) -> bool:
+    """True for a function of arrays that users call: no class, no kernel of tiles, no definition."""
+    return inspect.isfunction(value) and not name.endswith("reference")
+
+
+FUNCTIONS = {
+    name: getattr(package, name)
+    for package in PACKAGES.values()
+    for name in package.__all__
+    if is_function(name, getattr(package, name))
+}
+REFERENCES = {
+    **{folder: package.reference for folder, package in PACKAGES.items() if folder in FUNCTIONS},
+    "add_rms_norm": PACKAGES["rms_norm"].add_reference,
+    "fused_matmul": PACKAGES["matmul"].fused_reference,
+    "fused_ragged_dot": PACKAGES["ragged_dot"].fused_reference,
+    "ragged_contracting_dot": PACKAGES["ragged_dot"].contracting_reference,
+    "log_softmax": PACKAGES["softmax"].log_reference,
+    "rms_norm_rope": PACKAGES["rope"].normed_reference,
+    "symmetric_matmul": PACKAGES["matmul"].symmetric_reference,
+}
+PRODUCTS = ("fused_matmul", "fused_ragged_dot", "matmul", "ragged_contracting_dot", "ragged_dot")
+
+
+def parameters(function: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def is_block(name: str) -> bool:
+    return re.fullmatch(r"block_(?!map)\w+|(num_warps|num_stages|num_ctas)|blocks|launch", name) is not None
+
+
+def is_array(parameter: inspect.Parameter) -> bool:
+    return "Array" in str(parameter.annotation)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arrays_come_first_and_options_by_keyword(name: str) -> None:
+    """`axis` of softmax is positional, as in `jax.nn.softmax`; an array that a function may lack comes by keyword."""
+    positional = [p for p in parameters(FUNCTIONS[name]) if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [p.name for p in positional if not is_array(p)] == (["axis"] if "softmax" in name else [])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_target_then_blocks_stand_last(name: str) -> None:
+    names = [p.name for p in parameters(FUNCTIONS[name])]
+    if name == "block_map":  # it makes an argument, and runs no kernel
+        return
+    place = names.index("target")
+    assert all(map(is_block, names[place + 1 :])) and not any(map(is_block, names[:place]))
+    assert str(inspect.signature(FUNCTIONS[name]).parameters["target"]) == "target: 'str | None' = None"
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, "symmetric_matmul"])
+def test_products_have_operands_and_launch_options_of_one_name(name: str) -> None:
+    operands = [p.name for p in parameters(FUNCTIONS[name])][:2]
+    assert operands == (["x", "added"] if name == "symmetric_matmul" else ["lhs", "rhs"])
+    last = parameters(FUNCTIONS[name])[-1]
+    assert (last.kind, last.annotation) == (last.VAR_KEYWORD, "Unpack[Launch]")
+
+
+def test_a_name_is_of_an_array_or_of_an_option() -> None:
+    kinds: dict[str, set[bool]] = defaultdict(set)
+    for function in (*FUNCTIONS.values(), *REFERENCES.values()):
+        for parameter in parameters(function):
+            if "Any" not in str(parameter.annotation) and parameter.name != "q_offset":  # which may be either
+                kinds[parameter.name].add(is_array(parameter))
+    assert {name for name, kind in kinds.items() if len(kind) > 1} == set()
+
+
+def test_names_of_the_table_are_used_and_old_names_are_not() -> None:
+    names = {p.name for function in FUNCTIONS.values() for p in parameters(function)}
+    table = PAGE[PAGE.index("| name | meaning |") : PAGE.index("**Launch options")]
+    rows = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed <= names | {"dtype"}, listed - names
+    used_twice = {
+        name for name in names if sum(name in (p.name for p in parameters(f)) for f in FUNCTIONS.values()) > 1
+    }
+    assert {name for name in used_twice if not is_block(name)} <= listed
+    assert names.isdisjoint({"w", "delta", "dtype"})
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_reference_takes_what_the_function_takes(name: str) -> None:
+    """Also the same defaults, in the same order; and a `dtype` to compute in, last."""
+    ours = {p.name: p for p in parameters(FUNCTIONS[name]) if p.name != "target" and not is_block(p.name)}
+    theirs = {p.name: p for p in parameters(REFERENCES[name])}
+    assert list(theirs)[-1] == "dtype" and theirs["dtype"].default is None
+    shared = [n for n in ours if n in theirs]
+    assert shared == [n for n in theirs if n in ours]
+    assert all((ours[n].default, ours[n].kind) == (theirs[n].default, theirs[n].kind) for n in shared)
+    assert [n for n in ours if n not in theirs] == MISSING.get(name, [])
+    assert [n for n in theirs if n not in ours] == [*EXTRA.get(name, []), "dtype"]
+
+
+# What changes no result beyond rounding, and what makes a value of another dtype.
+SCALES = ["lhs_scale", "rhs_scale", "accumulate", "out_dtype"]
+MISSING = {
+    "flash_attention": ["block_map", "precision"],
+    "matmul": ["split_k"],
+    "fused_matmul": ["split_k"],
+    "ragged_dot": SCALES,
+    "fused_ragged_dot": ["lhs_scale", "rhs_scale", "out_dtype"],
+    "ragged_contracting_dot": ["accumulate", "out_dtype"],
+}
+EXTRA = {"cross_entropy": ["vocabulary"]}  # for a part of the words
+
+
+def test_results_are_added_by_flags() -> None:
+    """A function that may return several things has a flag `return_...` for all but the first; so has its reference."""
+    for name, function in (*FUNCTIONS.items(), *REFERENCES.items()):
+        flags = [p.name for p in parameters(function) if p.name.startswith("return_")]
+        varies = " | " in re.sub(r"\[.*\]", "", str(inspect.signature(function).return_annotation))
+        assert bool(flags) == varies, name
+    flagged = {name for name, f in FUNCTIONS.items() if any(p.name.startswith("return_") for p in parameters(f))}
+    assert flagged == {"cross_entropy", "flash_attention"}
+
+
+def test_flags_of_references() -> None:
+    hidden, weight, labels = jnp.ones((2, 3)), jnp.ones((3, 5)), jnp.array([0, 4])
+    q = jnp.ones((1, 4, 2, 8))
+    for folder, arrays in (("cross_entropy", (hidden, weight, labels)), ("flash_attention", (q, q, q))):
+        reference, function = PACKAGES[folder].reference, FUNCTIONS[folder]
+        one, (first, logsumexp) = reference(*arrays), reference(*arrays, return_logsumexp=True)
+        np.testing.assert_array_equal(one, first)
+        ours = function(*arrays, return_logsumexp=True, target="cpu:xla")
+        assert [x.shape for x in ours] == [first.shape, logsumexp.shape]
+
+
+# --- launch options and old names -------------------------------------------------------------------------------------
+
+
+def test_launch_options_are_those_of_kernels() -> None:
+    assert LAUNCH == ("block_m", "block_n", "block_k", "num_warps", "num_stages", "num_ctas")
+    check_launch("f", dict.fromkeys(LAUNCH))
+
+
+@pytest.mark.parametrize("name", ["block_x", "blok_m", "owned"])
+def test_a_keyword_that_is_no_launch_option(name: str) -> None:
+    x, sizes = jnp.ones((4, 4)), jnp.array([4])
+    calls = (lambda **k: matmul(x, x, **k), lambda **k: ragged_contracting_dot(x, x, sizes, **k))
+    for call in calls:
+        with pytest.raises(ArgumentError, match=f"has no keyword argument '{name}'") as caught:
+            call(**{name: 3})  # here
+        assert f"{name} = 3 (int)" in caught.value.got and "block_m" in caught.value.expected
+        assert "**k" in caught.value.loc.snippet()
+
+
+def test_launch_options_reach_the_kernel() -> None:
+    x = np.ones((5, 6), np.float32)
+    np.testing.assert_array_equal(matmul(x, x.T, block_m=2, block_n=3, block_k=4, num_warps=4), x @ x.T)
+    with pytest.raises(ArgumentError, match="block_m must be a static integer"):
+        matmul(x, x.T, block_m=0)
+
+
+def test_old_names_warn_at_the_line_of_the_call() -> None:
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    with pytest.warns(DeprecationWarning, match="transpose_w= of matmul is transpose_rhs= now") as caught:
+        out = matmul(x, x, transpose_w=True)  # here
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(out, x @ x.T)
+
+
+def test_an_argument_by_two_names() -> None:
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(ArgumentError, match="matmul is given one argument by two names") as caught:
+        matmul(x, x, transpose_w=True, transpose_rhs=False)  # here
+    assert "# here" in caught.value.loc.snippet()
+    assert caught.value.fix == "drop transpose_w=, the name of earlier versions"
+
+
+def test_renamed_keeps_the_signature() -> None:
+    @renamed(old="new")
+    def f(new: int = 1) -> int:
+        """One."""
+        return new
+
+    assert str(inspect.signature(f)) == "(new: 'int' = 1) -> 'int'" and f.__doc__ == "One."
+    with pytest.warns(DeprecationWarning, match="old= of f is new= now"):
+        assert f(old=3) == 3
+
+
+def test_kernels_of_tiles_are_no_functions() -> None:
+    """What the table of conventions is about are functions of arrays; the kernels behind them take what they need."""
+    assert not any(isinstance(function, (Kernel, CustomOp)) for function in FUNCTIONS.values())
