@@ -74,10 +74,10 @@ class Call:
 
     def function(self, of: Callable[..., Any], keywords: Mapping[str, Any] | None = None) -> Callable[..., list[Any]]:
         """The flat results of a function for flat arrays, batched and differentiated as the call is."""
-        given = partial(of, **(self.keywords if keywords is None else keywords))
+        with_keywords = partial(of, **(self.keywords if keywords is None else keywords))
 
         def flat(*arrays: Any) -> list[Any]:
-            return jax.tree.leaves(given(*jax.tree.unflatten(self.tree, arrays)))
+            return jax.tree.leaves(with_keywords(*jax.tree.unflatten(self.tree, arrays)))
 
         if self.in_axes is not None:
             flat = jax.vmap(flat, in_axes=self.in_axes, axis_size=self.size)
@@ -132,9 +132,9 @@ def _gradients(function: Callable[..., list[Any]], seed: int, *arrays: Any) -> l
     moving = [n for n, x in enumerate(arrays) if kind_of(np.dtype(x.dtype)) == "float"]
 
     def of_floats(*floats: Any) -> list[Any]:
-        given = dict(zip(moving, floats, strict=True))
-        found = function(*(given.get(n, x) for n, x in enumerate(arrays)))
-        return [x for x in found if kind_of(np.dtype(x.dtype)) == "float"]
+        float_of = dict(zip(moving, floats, strict=True))
+        results = function(*(float_of.get(n, x) for n, x in enumerate(arrays)))
+        return [x for x in results if kind_of(np.dtype(x.dtype)) == "float"]
 
     results, pull = cast(Any, jax).vjp(of_floats, *(jnp.asarray(arrays[n]) for n in moving))
     return list(pull([cotangent(x, seed + n) for n, x in enumerate(results)]))
@@ -154,9 +154,9 @@ def with_dtype(call: Call, dtype: DType) -> Call:
     return replace(call, types=tuple(types))
 
 
-def _name(function: Any, other: str) -> str:
+def _name(function: Any, fallback: str) -> str:
     name = str(getattr(function, "__qualname__", ""))
-    return name if name.isidentifier() else other
+    return name if name.isidentifier() else fallback
 
 
 def _import(function: Any, name: str) -> str:

@@ -154,22 +154,22 @@ class Comparison:
             return self._low_of_float64
         if self._reference is None:
             return self.interpreted
-        found = self._of_reference(self.call.dtype)(*self.call.arrays)
-        return [np.asarray(x).astype(y.dtype) for x, y in zip(found, self.interpreted, strict=True)]
+        results = self._of_reference(self.call.dtype)(*self.call.arrays)
+        return [np.asarray(x).astype(y.dtype) for x, y in zip(results, self.interpreted, strict=True)]
 
     @property
     def _low_of_float64(self) -> list[Array]:
         """The oracle, as wrong as float32 is for the same numbers, scaled by the ratio of the dtypes' roundoffs."""
         short = Comparison(self._function, _flat(with_dtype(self.call, F32)), None)
         ratio = unit_roundoff(F64) / unit_roundoff(F32)
-        found: list[Array] = []
+        results: list[Array] = []
         for oracle, low, wide in zip(self._oracle, short.interpreted, short._oracle, strict=True):
             with np.errstate(all="ignore"):
                 error = np.abs(low.astype(F64) - wide.astype(F64)) * ratio
-            found.append(
+            results.append(
                 oracle + np.where(np.isfinite(error), error, 0) if kind_of(oracle.dtype) == "float" else oracle
             )
-        return found
+        return results
 
     def _of_reference(self, dtype: Any) -> Callable[..., list[Any]]:
         """The reference, batched and differentiated as the call is; of its keywords those that it has."""
@@ -181,12 +181,12 @@ class Comparison:
 
     def _checked(self, results: list[Array]) -> list[Array]:
         """The results of the reference, of the kernel's shapes."""
-        shapes, wanted = [x.shape for x in results], [x.shape for x in self.interpreted]
-        if shapes == wanted:
+        shapes, kernel_shapes = [x.shape for x in results], [x.shape for x in self.interpreted]
+        if shapes == kernel_shapes:
             return results
         raise ArgumentError(
             "the reference gives other shapes than the kernel",
-            expected=f"results of the shapes {', '.join(map(str, wanted)) or '()'}",
+            expected=f"results of the shapes {', '.join(map(str, kernel_shapes)) or '()'}",
             got=", ".join(map(str, shapes)) or "no results",
             fix="give a reference that returns the same arrays in the same order",
         )
@@ -276,11 +276,11 @@ def _shaken(x: Array, random: np.random.Generator) -> Array:
 
 
 def _distance(x: Array, y: Array) -> Array:
-    """How far apart two results are: infinitely, where one of them is not finite and the other is something else."""
+    """The distance of each two elements: inf where one is not finite and they differ, 0 where both are NaN."""
     with np.errstate(all="ignore"):
-        wide, other = x.astype(F64), y.astype(F64)
-        same = (wide == other) | (np.isnan(wide) & np.isnan(other))
-        distance = np.abs(wide - other)
+        left, right = x.astype(F64), y.astype(F64)
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        distance = np.abs(left - right)
     return np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
 
 

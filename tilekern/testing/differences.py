@@ -37,9 +37,9 @@ def derivative_problem(
     tangents: list[Array] = [random.standard_normal(arrays[n].shape) for n in moving]
 
     def product(*floats: Any) -> Any:
-        given = dict(zip(moving, floats, strict=True))
-        found = function(*(given.get(n, x) for n, x in enumerate(arrays)))
-        floats_of = [x for x in found if kind_of(np.dtype(x.dtype)) == "float"]
+        float_of = dict(zip(moving, floats, strict=True))
+        results = function(*(float_of.get(n, x) for n, x in enumerate(arrays)))
+        floats_of = [x for x in results if kind_of(np.dtype(x.dtype)) == "float"]
         terms = ((x * cotangent(x, seed + n)).sum() for n, x in enumerate(floats_of))
         return sum(terms, start=jnp.zeros(()))
 

@@ -117,24 +117,24 @@ def layout_of_case(trial: Trial, arguments: tuple[Any, ...], keywords: Mapping[s
 
 
 def found_layouts(trial: Trial, keywords: Mapping[str, Any]) -> list[Layout]:
-    """Layouts of arrays that a function takes, those of few dims first.
+    """Layouts of arrays that a function takes, with few dims first.
 
     Raises:
       ArgumentError: no arrays of up to four dims are found; or the function has parameters that cannot be guessed.
     """
     last = ""
     for size in _SIZES:
-        found: list[Layout] = []
+        layouts: list[Layout] = []
         for types in _guesses(trial.functions[0], size):
             tree = _jax.structure(tuple(types))
-            if len(found) == _MOST_LAYOUTS or (found and [t.dtype for t in types] != list(found[0].dtypes)):
+            if len(layouts) == _MOST_LAYOUTS or (layouts and [t.dtype for t in types] != list(layouts[0].dtypes)):
                 break
             if refusal := trial.refusal(tree, types, keywords):
                 last = refusal
             else:
-                found.append(_bound(trial, tree, types, keywords))
-        if found:
-            return found
+                layouts.append(_bound(trial, tree, types, keywords))
+        if layouts:
+            return layouts
     raise ArgumentError(
         f"no arguments are found that {_name(trial)} takes",
         expected=f"a function of arrays of up to {_MOST_DIMS} dims, whose sizes may all be {_SIZES[0]}",
@@ -147,15 +147,15 @@ def _guesses(function: Callable[..., Any], size: int) -> Iterator[list[jax.Shape
     """Types of arguments, the likely ones first: floats, then one integer or bool among them, then more."""
     required = _positional(function)
     ranks = sorted(product(range(_MOST_DIMS + 1), repeat=required), key=lambda r: (sum(r), len(set(r))))
-    made = 0
-    for others in range(required + 1):
-        for places in combinations(range(required), others):
-            for kinds in product((I32, BOOL), repeat=others):
-                given = dict(zip(places, kinds, strict=True))
+    count = 0
+    for integer_count in range(required + 1):
+        for places in combinations(range(required), integer_count):
+            for kinds in product((I32, BOOL), repeat=integer_count):
+                dtype_of = dict(zip(places, kinds, strict=True))
                 for rank in ranks:
-                    if (made := made + 1) > _TRIALS:
+                    if (count := count + 1) > _TRIALS:
                         return
-                    yield [jax.ShapeDtypeStruct((size,) * r, given.get(n, F32)) for n, r in enumerate(rank)]
+                    yield [jax.ShapeDtypeStruct((size,) * r, dtype_of.get(n, F32)) for n, r in enumerate(rank)]
 
 
 def _positional(function: Callable[..., Any]) -> int:
@@ -231,13 +231,15 @@ def _of_one_axis(
     if [(p.ref.shape, p.ref.dtype) for p in func.inputs[: len(types)]] != [(t.shape, t.dtype) for t in types]:
         return []
     numbers = {p: n for n, p in enumerate(func.inputs[: len(types)])}
-    found: dict[Any, set[tuple[int, int]]] = {}
+    dims_of_index: dict[Any, set[tuple[int, int]]] = {}
     for op in func.walk():
         if isinstance(op, MemoryOp) and op.ref in numbers and op.access.extents is None:
             for d, dim in enumerate(op.access.dims):
                 if dim.kind == "block" and len(dim.position.terms) == 1:
-                    found.setdefault(op.operands[dim.position.terms[0].operand], set()).add((numbers[op.ref], d))
-    return [sorted(group) for group in found.values()]
+                    dims_of_index.setdefault(op.operands[dim.position.terms[0].operand], set()).add(
+                        (numbers[op.ref], d)
+                    )
+    return [sorted(group) for group in dims_of_index.values()]
 
 
 def blocks_in(trial: Trial, layout: Layout, keywords: Mapping[str, Any]) -> list[int]:
@@ -271,7 +273,7 @@ def static_choices(function: Callable[..., Any], given: Mapping[str, Any]) -> di
     signature = getattr(function, "signature", None)
     if not isinstance(signature, Signature):
         return {name: [value] for name, value in given.items()}
-    found: dict[str, list[Any]] = {name: [value] for name, value in given.items()}
+    values_of: dict[str, list[Any]] = {name: [value] for name, value in given.items()}
     for name, default in signature.statics.items():
         if name in given:
             continue
@@ -283,8 +285,8 @@ def static_choices(function: Callable[..., Any], given: Mapping[str, Any]) -> di
                 got=f"{name}: {signature.hints.get(name)}",
                 fix=f"give it: check(..., {name}=...)",
             )
-        found[name] = list(dict.fromkeys(choices))
-    return found
+        values_of[name] = list(dict.fromkeys(choices))
+    return values_of
 
 
 def _by_hint(hint: Any) -> tuple[Any, ...]:

@@ -36,8 +36,8 @@ def tilekern_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
     """`tilekern.testing.check` with the options of the command line, else those of the marker."""
     marker = request.node.get_closest_marker("tilekern")
     options: dict[str, Any] = dict(marker.kwargs) if marker else {}
-    given = {"max_examples": "examples", "targets": "targets", "seed": "seed"}
-    for name, option in given.items():
+    option_names = {"max_examples": "examples", "targets": "targets", "seed": "seed"}
+    for name, option in option_names.items():
         value = request.config.getoption(f"--tilekern-{option}")
         if value is not None:
             options[name] = value.split(",") if name == "targets" else value

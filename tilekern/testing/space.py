@@ -74,7 +74,7 @@ class Space:
     choices: Mapping[str, Sequence[Tunable]] = field(default_factory=dict[str, Sequence[Tunable]])
 
     def strategy(self, rejected: Counter[str] | None = None) -> SearchStrategy[Call]:
-        """Calls that the function takes; those that it does not take are counted."""
+        """Calls that the function takes; a call that it refuses is counted in `rejected`."""
         from hypothesis import reject
 
         st = hypothesis_strategies()
@@ -84,8 +84,8 @@ class Space:
                 return draw(st.sampled_from(list(values)))
 
             layout = pick(self.layouts)
-            others = [kind for kind in self.numbers if kind != "positive"]
-            numbers = pick((*self.numbers, "positive") if self.long else others)
+            short_numbers = [kind for kind in self.numbers if kind != "positive"]
+            numbers = pick((*self.numbers, "positive") if self.long else short_numbers)
             long = numbers == "positive" and layout.sizes
             keywords = {n: pick(values) for n, values in self.statics.items()}
             keywords |= self._blocks(pick, _LONG_BLOCKS if long else _BLOCKS)
@@ -104,9 +104,9 @@ class Space:
 
         return st.composite(make)()
 
-    def _sizes(self, known: int) -> list[int]:
+    def _sizes(self, size: int) -> list[int]:
         """Sizes of a dim: one that is taken for sure, some around it, and what is awkward for the tiles."""
-        near = [known, 2 * known, 3 * known, max(known // 2, 1)]
+        near = [size, 2 * size, 3 * size, max(size // 2, 1)]
         return list(dict.fromkeys([*near[:1], *(n for b in self.tiles for n in awkward(b)), *near[1:]]))
 
     def _long_sizes(self, pick: _Pick, layout: Layout) -> list[int]:
@@ -125,9 +125,9 @@ class Space:
             return {}
         return {name: pick(sizes) for name in self.blocks}
 
-    def _dtypes(self, pick: _Pick, known: Sequence[DType], names: Sequence[str]) -> list[DType]:
+    def _dtypes(self, pick: _Pick, dtypes: Sequence[DType], names: Sequence[str]) -> list[DType]:
         floats = DTYPES[pick(names)]
-        return [floats if kind_of(d) == "float" and d not in FOUR_BITS else d for d in known]
+        return [floats if kind_of(d) == "float" and d not in FOUR_BITS else d for d in dtypes]
 
     def _transformed(self, pick: _Pick, call: Call) -> Call:
         way = pick(("call", "call", *["batch"] * self.batches, *["gradient"] * self.gradients))
@@ -163,23 +163,23 @@ def space(
             got=f"{function!r}",
             fix="give the kernel itself, not its result",
         )
-    given = keywords or {}
+    fixed_keywords = keywords or {}
     trial = Trial((function,) if reference is None else (function, reference))
-    statics = static_choices(function, given)
+    statics = static_choices(function, fixed_keywords)
     if reference is not None:
-        known = known_to(reference, statics)
-        statics = {name: values if name in known else values[:1] for name, values in statics.items()}
+        taken_names = known_to(reference, statics)
+        statics = {name: values if name in taken_names else values[:1] for name, values in statics.items()}
     simplest = {name: values[0] for name, values in statics.items()}
     if cases is None:
         layouts = found_layouts(trial, simplest)
     else:
         layouts = [layout_of_case(trial, tuple(case), simplest) for case in map(_as_case, cases)]
     tiles = {b for layout in layouts for b in _tiles(trial, layout, simplest)}
-    blocks = tuple(name for name in block_names(function) if name not in given)
+    blocks = tuple(name for name in block_names(function) if name not in fixed_keywords)
     tiles = {4, 8} | tiles if blocks or not tiles else tiles
     integers = any(kind_of(d) in ("signed", "unsigned") for layout in layouts for d in layout.dtypes)
     long = not integers or not any(loops_without_bounds(trial, layout, simplest) for layout in layouts)
-    choices = {name: values for name, values in values_of_choices(function).items() if name not in given}
+    choices = {name: values for name, values in values_of_choices(function).items() if name not in fixed_keywords}
     return Space(layouts, statics, blocks, sorted(tiles), trial, batches, gradients, long, choices=choices)
 
 

@@ -70,11 +70,11 @@ def _numbers(numbers: Numbers, dtype: DType, shape: tuple[int, ...], random: Any
         return np.zeros(shape, dtype)
     if numbers == "positive":
         return np.asarray(random.uniform(1, 1.125, shape)).astype(dtype)
-    found: Array = random.standard_normal(shape) * _scale(numbers, base)
+    floats: Array = random.standard_normal(shape) * _scale(numbers, base)
     if numbers == "specials" and dtype not in FOUR_BITS:
         odd = [np.nan] if is_float8(dtype) else [np.nan, np.inf, -np.inf]
-        found = np.where(random.random(shape) < 1 / _SPECIAL, random.choice(odd, shape), found)
-    return np.asarray(found).astype(dtype)
+        floats = np.where(random.random(shape) < 1 / _SPECIAL, random.choice(odd, shape), floats)
+    return np.asarray(floats).astype(dtype)
 
 
 def _range(dtype: DType) -> tuple[int, int]:
@@ -96,17 +96,17 @@ def dtype_of(dtype: Any) -> DType:
       ArgumentError: the language does not have it.
     """
     try:
-        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(_by_name(dtype))
+        resolved = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(_by_name(dtype))
     except TypeError:
-        found = None
-    if found is None or (found not in DTYPES.values() and found not in FOUR_BITS):
+        resolved = None
+    if resolved is None or (resolved not in DTYPES.values() and resolved not in FOUR_BITS):
         raise ArgumentError(
             "the language has no such dtype",
             expected=f"one of {', '.join(DTYPES)}, or a name of NumPy or JAX",
             got=f"dtype = {dtype!r}",
             fix='write, for example, "f32"',
         )
-    return found
+    return resolved
 
 
 def _by_name(dtype: Any) -> Any:

@@ -23,7 +23,7 @@ from tilekern.testing.programs import Program
 type Outputs = Sequence[Sequence[Array]]
 """The outputs of each of several programs."""
 
-# XLA compiles in half of the time without LLVM's optimisations, which are not what is under test.
+# XLA compiles in half of the time without LLVM's optimisations. They are not under test.
 _FAST = {"xla_backend_optimization_level": 0}
 
 
@@ -87,7 +87,7 @@ def compiled(functions: Sequence[Callable[..., Any]], programs: Sequence[Program
 
 
 def in_one_op(programs: Sequence[Program], *, target: str) -> Outputs:
-    """The outputs of calls of kernels in one op, which calls each of them twice, on the same arrays.
+    """The outputs of kernels that one op calls. It calls each kernel twice, on the same arrays.
 
     Kernels of odd seed are batched by `jax.vmap`, behind a call on zeros.
     """

@@ -76,14 +76,16 @@ def _drawn(seed: int, refs: Sequence[Any]) -> list[Array]:
     return [random.standard_normal(r.ref.shape) for r in refs]
 
 
-def _pulled(made: Backward, known: Sequence[Array], cotangents: Sequence[Array]) -> list[Array]:
+def _pulled(backward_pass: Backward, primals: Sequence[Array], cotangents: Sequence[Array]) -> list[Array]:
     """The cotangents of the linear inputs, by the interpreter."""
-    arrays = dict(zip(made.known, known, strict=True)) | dict(zip(made.cotangents, cotangents, strict=True))
-    for stage in made.stages:
+    arrays = dict(zip(backward_pass.known, primals, strict=True)) | dict(
+        zip(backward_pass.cotangents, cotangents, strict=True)
+    )
+    for stage in backward_pass.stages:
         verify(stage.func)
-        found = interpret(stage.func, *(arrays[p] for p in stage.func.inputs), orders=1)
-        arrays |= dict(zip(stage.results, found, strict=True))
-    return [sum((arrays[p] for p in parts), np.zeros(())) for parts in made.results]
+        outputs = interpret(stage.func, *(arrays[p] for p in stage.func.inputs), orders=1)
+        arrays |= dict(zip(stage.results, outputs, strict=True))
+    return [sum((arrays[p] for p in parts), np.zeros(())) for parts in backward_pass.results]
 
 
 def _by_jax(func: Func, arrays: Sequence[Array], moving: Sequence[Array]) -> list[Array]:
@@ -91,8 +93,8 @@ def _by_jax(func: Func, arrays: Sequence[Array], moving: Sequence[Array]) -> lis
     which = [n for n, p in enumerate(func.inputs) if is_float(p)]
 
     def of_floats(*floats: Any) -> list[Any]:
-        given = dict(zip(which, floats, strict=True))
-        results = run(func, *(jnp.asarray(given.get(n, x)) for n, x in enumerate(arrays)))
+        float_of = dict(zip(which, floats, strict=True))
+        results = run(func, *(jnp.asarray(float_of.get(n, x)) for n, x in enumerate(arrays)))
         return [r for r, p in zip(results, func.outputs, strict=True) if is_float(p)]
 
     def both(floats: Any, moving: Any) -> Any:
@@ -102,7 +104,7 @@ def _by_jax(func: Func, arrays: Sequence[Array], moving: Sequence[Array]) -> lis
     return jax.device_get(compiled(tuple(arrays[n] for n in which), tuple(moving)))
 
 
-def _product(some: Sequence[Array], others: Sequence[Array]) -> tuple[float, float]:
+def _product(left: Sequence[Array], right: Sequence[Array]) -> tuple[float, float]:
     """The inner product, and the sum of the magnitudes of its terms."""
-    terms: list[Array] = [np.asarray(x * y, F64) for x, y in zip(some, others, strict=True)]
+    terms: list[Array] = [np.asarray(x * y, F64) for x, y in zip(left, right, strict=True)]
     return sum(float(t.sum()) for t in terms), sum(float(np.abs(t).sum()) for t in terms)

@@ -76,15 +76,15 @@ def mode_named(name: str) -> Mode:
     Raises:
       LoadError: there is none.
     """
-    known = {mode.name: mode for mode in modes(Wild)}
-    if name not in known:
+    by_name = {mode.name: mode for mode in modes(Wild)}
+    if name not in by_name:
         raise LoadError(
             "the fuzzer has no such mode",
-            expected=", ".join(known),
+            expected=", ".join(by_name),
             got=f"mode = {name!r}",
             fix="correct the name in the file",
         )
-    return known[name]
+    return by_name[name]
 
 
 def replay(path: str | Path) -> None:

@@ -109,11 +109,11 @@ class Divided:
         """
         with jax.enable_x64(True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            wanted = self._on_one_device
-            found, text = self._on_mesh()
+            expected = self._on_one_device
+            results, text = self._on_mesh()
         summed = _SUMS.search(text) is not None
         exact = not summed and self.target == "cpu:llvm"
-        for number, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        for number, (x, y) in enumerate(zip(results, expected, strict=True)):
             _compare(number, x, y, exact=exact)
         return "summed" if summed else "same"
 
@@ -123,13 +123,13 @@ class Divided:
         if not self.gradient:
             return list(kernel(*arrays))
         integers = self.sketch.integers
-        given = {n: x for n, x in enumerate(arrays) if n in integers}
+        integer_of = {n: x for n, x in enumerate(arrays) if n in integers}
 
         def of_floats(*floats: Any) -> list[Any]:
-            rest = iter(floats)
-            return list(kernel(*(given[n] if n in given else next(rest) for n in range(len(arrays)))))
+            floats_left = iter(floats)
+            return list(kernel(*(integer_of[n] if n in integer_of else next(floats_left) for n in range(len(arrays)))))
 
-        results, pull = cast(Any, jax).vjp(of_floats, *(x for n, x in enumerate(arrays) if n not in given))
+        results, pull = cast(Any, jax).vjp(of_floats, *(x for n, x in enumerate(arrays) if n not in integer_of))
         return [*results, *pull([_cotangent(x) for x in results])]
 
     def _on_mesh(self) -> tuple[list[Array], str]:
@@ -157,17 +157,19 @@ def _cotangent(result: Any) -> Any:
     return jnp.where(result == result, jnp.asarray(numbers.astype(result.dtype)), 0)
 
 
-def _compare(number: int, found: Array, wanted: Array, *, exact: bool) -> None:
+def _compare(number: int, result: Array, expected: Array, *, exact: bool) -> None:
     """Assert that two results are the same bits, or as near as two orders of a sum."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), f"result {number}: {found.shape}, {found.dtype}"
-    same = (found == wanted) | ((found != found) & (wanted != wanted))
-    if not exact and wanted.dtype.kind == "f":
-        size = max(1.0, float(np.abs(np.nan_to_num(wanted)).max(initial=0)))
-        same |= np.abs(found - wanted) <= _TERMS * float(np.finfo(wanted.dtype).eps) * size
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype), (
+        f"result {number}: {result.shape}, {result.dtype}"
+    )
+    same = (result == expected) | ((result != result) & (expected != expected))
+    if not exact and expected.dtype.kind == "f":
+        size = max(1.0, float(np.abs(np.nan_to_num(expected)).max(initial=0)))
+        same |= np.abs(result - expected) <= _TERMS * float(np.finfo(expected.dtype).eps) * size
     if not same.all():
         at = tuple(int(n) for n in np.argwhere(~same)[0])
         raise AssertionError(
-            f"result {number}{list(at)} is {found[at]!r}, on one device {wanted[at]!r}; "
+            f"result {number}{list(at)} is {result[at]!r}, on one device {expected[at]!r}; "
             f"{np.count_nonzero(~same)} of {same.size} elements differ"
         )
 
@@ -199,11 +201,11 @@ def _spec(
 ) -> Dims:
     """The axes for each dim of an array: those of the dim's name, which must divide it, each axis once."""
     taken: set[str] = set()
-    found: list[tuple[str, ...]] = []
+    axes_of_dims: list[tuple[str, ...]] = []
     for dim in dims:
         axes = [axis for axis in by_dim[dim] if axis in mesh and axis not in taken]
         fits = uneven or extents[dim] % prod(mesh[a] for a in axes) == 0
         axes = [] if whole or not fits else axes
         taken.update(axes)
-        found.append(tuple(axes))
-    return tuple(found)
+        axes_of_dims.append(tuple(axes))
+    return tuple(axes_of_dims)

@@ -78,8 +78,8 @@ def on_request(func: Func) -> Func:
     return pipeline.run(func, check=True)
 
 
-def _always(given: Any) -> bool:
-    del given
+def _always(dot: Any) -> bool:
+    del dot
     return True
 
 
@@ -142,7 +142,7 @@ def _quietly(run: ProgramRunner) -> ProgramRunner:
 
 
 def modes(wild: type[Generator]) -> list[Mode]:
-    """All modes: transformations first, then those of each backend.
+    """All modes: transformations first, then the modes of each backend.
 
     Args:
       wild: the generator of programs that print and assert, which some backends take, and that mask by ranges.

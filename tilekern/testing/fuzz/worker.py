@@ -41,7 +41,7 @@ class State:
       done: for each mode, how many programs were run.
       seconds: for each mode, how long it ran.
       refused: for each mode, how many programs it refused.
-      findings: the files of what was found.
+      findings: the files of the wrong programs.
       current: the mode and the numbers of the programs that run now.
     """
 
@@ -77,22 +77,24 @@ class State:
 
 
 def names_of_modes(targets: Sequence[str] | None) -> list[str]:
-    """The names of the modes of some targets, for which the packages are there; of all, if none is named.
+    """The names of the modes of some targets whose packages are installed; None: of all targets.
 
     Raises:
       ArgumentError: there is no such mode.
     """
-    known = {mode.name: mode for mode in modes(Wild)}
-    chosen = [name for name in (*known, *OTHERS) if targets is None or name.split(" ")[0] in targets or name in targets]
+    by_name = {mode.name: mode for mode in modes(Wild)}
+    chosen = [
+        name for name in (*by_name, *OTHERS) if targets is None or name.split(" ")[0] in targets or name in targets
+    ]
     unknown = set(targets or ()) - {n.split(" ")[0] for n in chosen} - set(chosen)
     if unknown:
         raise ArgumentError(
             "the fuzzer has no such target",
-            expected=f"some of {', '.join(dict.fromkeys(n.split(' ')[0] for n in (*known, *OTHERS)))}",
+            expected=f"some of {', '.join(dict.fromkeys(n.split(' ')[0] for n in (*by_name, *OTHERS)))}",
             got=", ".join(sorted(unknown)),
             fix="name some of these",
         )
-    return [n for n in chosen if n in OTHERS or not known[n].package or find_spec(known[n].package) is not None]
+    return [n for n in chosen if n in OTHERS or not by_name[n].package or find_spec(by_name[n].package) is not None]
 
 
 def work(folder: Path, names: Sequence[str], seconds: float, *, stop: bool = False, shrink: bool = True) -> None:
@@ -134,7 +136,7 @@ def _mode(name: str) -> Mode:
 
 
 def run_some(state: State, folder: Path, name: str, first: int, count: int, shrink: bool = True) -> None:
-    """Run the programs `first`, `first` + 1, … of a mode; save those that are wrong."""
+    """Run the programs `first`, `first` + 1, … of a mode, and save each wrong program."""
     if name in library.MODES:
         _call_library(state, folder, name, first)
         return

@@ -1,4 +1,4 @@
-"""Write the ops that reduce, sort and move elements in terms of those that Mosaic has.
+"""Write ops that reduce, sort and move elements by ops that Mosaic has.
 
 Needs: a Func after `widen_moves`. Gives: a Func without `ArgReduce`, `Scan`, `LinearScan`, `Sort`, `TopK`, `Pad`,
 `Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices; see `reductions`, `sorts`, `movement`, `interleave`.
@@ -44,8 +44,8 @@ _RULES: dict[type[Op], Callable[[Make, Any], Value]] = {
 def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if any(not v.tile.size for v in op.results):
         return None  # `dce` removes it
-    if (found := interleave(op, rewriter)) is not None:
-        return [found]
+    if (interleaved := interleave(op, rewriter)) is not None:
+        return [interleaved]
     rule = _RULES.get(type(op))
     plain = isinstance(op, Slice) and set(op.stride) <= {1}
     return None if rule is None or plain else [rule(Make(rewriter, op), op)]

@@ -1,4 +1,4 @@
-"""Write functions of float32 that Mosaic lacks in terms of those that it has.
+"""Write functions of float32 that Mosaic lacks by functions that it has.
 
 Needs: a Func after `legalize_dtypes`. Gives: a Func of the functions that Mosaic compiles, on tiles and on scalars. The
 errors are a few units of the last place. A second formula covers the range where the first one loses digits or
@@ -146,15 +146,15 @@ def _acosh(make: Make, x: Value) -> Value:
     root = make.of("sqrt", make.of("mul", above, make.of("add", above, 2.0)))
     near = make.of("log1p", make.of("add", above, root))
     far = make.of("add", make.of("log", x), math.log(2))
-    found = make.select(make.of("gt", x, 1e8), far, near)
-    return make.select(make.of("lt", x, 1.0), NAN, found)
+    result = make.select(make.of("gt", x, 1e8), far, near)
+    return make.select(make.of("lt", x, 1.0), NAN, result)
 
 
 def _atanh(make: Make, x: Value) -> Value:
     size = make.of("abs", x)
     ratio = make.of("div", make.of("mul", size, 2.0), make.of("sub", 1.0, size))
-    found = _with_sign(make, make.of("mul", make.of("log1p", ratio), 0.5), x)
-    return make.select(make.of("gt", size, 1.0), NAN, found)
+    result = _with_sign(make, make.of("mul", make.of("log1p", ratio), 0.5), x)
+    return make.select(make.of("gt", size, 1.0), NAN, result)
 
 
 _ERFC_BELOW_2 = (
@@ -177,9 +177,9 @@ def _erfc(make: Make, x: Value) -> Value:
     tail = make.of("mul", make.select(make.of("lt", size, 2.0), below, above), inverse)
     # x² = h² + (x - h) (x + h), where h is x cut to half of its digits, so that h² is exact.
     high = make.bitcast(make.of("and", make.bits(size, signed=True), -(1 << 12)), F32)
-    rest = make.of("mul", make.of("sub", size, high), make.of("add", size, high))
+    remainder = make.of("mul", make.of("sub", size, high), make.of("add", size, high))
     decay = make.of(
-        "mul", make.of("exp", make.of("neg", make.of("mul", high, high))), make.of("exp", make.of("neg", rest))
+        "mul", make.of("exp", make.of("neg", make.of("mul", high, high))), make.of("exp", make.of("neg", remainder))
     )
     far = make.of("mul", decay, tail)
     far = make.select(make.of("gt", size, 11.0), 0.0, far)
@@ -213,9 +213,9 @@ def _lgamma(make: Make, x: Value) -> Value:
     left = make.select(
         make.of("lt", make.of("abs", sine), INF), make.of("sub", make.of("sub", math.log(math.pi), sine), right), INF
     )
-    found = make.select(reflected, left, right)
-    found = make.select(make.of("eq", size, INF), INF, found)
-    return make.select(make.of("ne", x, x), x, found)
+    result = make.select(reflected, left, right)
+    result = make.select(make.of("eq", size, INF), INF, result)
+    return make.select(make.of("ne", x, x), x, result)
 
 
 _FUNCTIONS: dict[str, Callable[..., Value]] = {

@@ -30,15 +30,15 @@ _ALONE = 4  # the parts that are subtracted one by one, so that a result near 0 
 
 
 def _parts() -> tuple[float, ...]:
-    """π/2 as a sum of numbers of 7 bits each, and a rest."""
-    found: list[float] = []
-    rest = _DIGITS
+    """π/2 as a sum of numbers of 7 bits each, and a remainder."""
+    parts: list[float] = []
+    remainder = _DIGITS
     for n in range(_COUNT):
         unit = Fraction(1, 1 << (_BITS * (n + 1) - 1))
-        part = rest // unit * unit if n < _COUNT - 1 else rest
-        found.append(float(part))
-        rest -= part
-    return tuple(found)
+        part = remainder // unit * unit if n < _COUNT - 1 else remainder
+        parts.append(float(part))
+        remainder -= part
+    return tuple(parts)
 
 
 _PARTS = _parts()
@@ -82,9 +82,9 @@ def _near(make: Make, x: Value) -> tuple[Value, Value]:
     sine, cosine = _sine(make, r, d, square), _cosine(make, r, d, square)
     quadrant = make.convert(k, I32)
     odd = make.of("ne", make.of("and", quadrant, 1), 0)
-    found = _signed(make, make.select(odd, cosine, sine), quadrant)
+    signed_sine = _signed(make, make.select(odd, cosine, sine), quadrant)
     return (
-        make.select(make.of("eq", x, 0.0), x, found),  # the sign of a zero
+        make.select(make.of("eq", x, 0.0), x, signed_sine),  # the sign of a zero
         _signed(make, make.select(odd, sine, cosine), make.of("add", quadrant, 1)),
     )
 
@@ -101,9 +101,9 @@ def _reduced(make: Make, x: Value, k: Value) -> tuple[Value, Value]:
     for part in _PARTS[:_ALONE]:
         exact = make.of("sub", exact, make.of("mul", k, part))
     next_, small, smallest = (make.of("mul", k, part) for part in _PARTS[_ALONE:])
-    rest = make.of("add", smallest, small)
+    small_parts = make.of("add", smallest, small)
     high, high_error = _difference(make, exact, next_)
-    low = make.of("sub", high_error, rest)
+    low = make.of("sub", high_error, small_parts)
     r = make.of("add", high, low)
     d = make.of("add", make.of("sub", high, r), low)
     return r, d

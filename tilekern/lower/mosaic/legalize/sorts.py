@@ -45,19 +45,21 @@ def _selected(make: Make, key: Value, dim: int, count: int) -> Value:
     """
     shape = key.tile.shape
     if len(shape) == 1:
-        found = _selected(make, make.reshape(key, (1, *shape)), 1, count)
-        return make.reshape(found, (count,))
-    size, others = shape[dim], tuple(d for d in range(len(shape)) if d != dim)
+        positions = _selected(make, make.reshape(key, (1, *shape)), 1, count)
+        return make.reshape(positions, (count,))
+    size, other_dims = shape[dim], tuple(d for d in range(len(shape)) if d != dim)
     places = open_ = lanes(make, shape, dim)
-    kept = (*shape[:dim], count, *shape[dim + 1 :])
-    found = make.number(0, TileType(kept, I32))
+    result_shape = (*shape[:dim], count, *shape[dim + 1 :])
+    positions = make.number(0, TileType(result_shape, I32))
     for n in range(count):
-        most = make.broadcast(make.reduce(key, "max", dim), shape, others)
+        most = make.broadcast(make.reduce(key, "max", dim), shape, other_dims)
         first = make.reduce(make.select(make.of("eq", key, most), open_, size), "min", dim)
-        found = make.select(make.of("eq", lanes(make, kept, dim), n), make.broadcast(first, kept, others), found)
-        taken = make.of("eq", places, make.broadcast(first, shape, others))
+        positions = make.select(
+            make.of("eq", lanes(make, result_shape, dim), n), make.broadcast(first, result_shape, other_dims), positions
+        )
+        taken = make.of("eq", places, make.broadcast(first, shape, other_dims))
         key, open_ = make.select(taken, -(1 << 31), key), make.select(taken, size, open_)
-    return found
+    return positions
 
 
 def _signed(make: Make, key: Value) -> Value:
@@ -93,14 +95,14 @@ def _step(make: Make, tiles: list[Value], count: int, dim: int, group: int, dist
 
     Groups whose positions have the bit `group` descend; 0 for none.
     """
-    others = [exchanged(make, x, dim, distance) for x in tiles]
+    partners = [exchanged(make, x, dim, distance) for x in tiles]
     lane = lanes(make, tiles[0].tile.shape, dim)
-    smaller = _less(make, others[:count], tiles[:count])
+    smaller = _less(make, partners[:count], tiles[:count])
     keeps_greater = has_bit(make, lane, distance)
     if group:
         keeps_greater = make.of("xor", keeps_greater, has_bit(make, lane, group))
     swaps = make.of("xor", smaller, keeps_greater)
-    return [make.select(swaps, y, x) for x, y in zip(tiles, others, strict=True)]
+    return [make.select(swaps, y, x) for x, y in zip(tiles, partners, strict=True)]
 
 
 def _less(make: Make, left: list[Value], right: list[Value]) -> Value:

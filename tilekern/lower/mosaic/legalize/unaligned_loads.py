@@ -49,13 +49,13 @@ class _Base:
       terms: the terms of their positions.
       pieces: the constant of each tile's position, and its size.
       ahead: the number of elements loaded before those of the load.
-      behind: a further number of such elements, computed by the program; None for 0.
+      ahead_in_program: a further number of such elements, computed by the program; None for 0.
     """
 
     terms: tuple[Term, ...]
     pieces: tuple[Span, ...]
     ahead: int
-    behind: Value | None = None
+    ahead_in_program: Value | None = None
 
 
 def align_loads(func: Func) -> Func:
@@ -72,8 +72,8 @@ def _without_zeros(func: Func) -> Func:
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         fill = op.fill if isinstance(op, Load) else None
-        made = None if fill is None else rewriter.definition(fill)
-        if not isinstance(made, Constant) or any(made.array.tobytes()):
+        filling = None if fill is None else rewriter.definition(fill)
+        if not isinstance(filling, Constant) or any(filling.array.tobytes()):
             return None
         return rewriter.add(replace(cast(Load, op), operands=op.operands[:-1], filled=False))
 
@@ -118,9 +118,9 @@ def _widen(
     starts = [op.access.dims[d].position.const for op in by_place]
     size = loads[0].access.dims[d].size
     breaks = [0, *(n for n in range(1, len(starts)) if starts[n] - starts[n - 1] >= size), len(starts)]
-    for first, behind in pairwise(breaks):
-        group = by_place[first:behind]
-        span = starts[first], starts[behind - 1] + size
+    for first, end in pairwise(breaks):
+        group = by_place[first:end]
+        span = starts[first], starts[end - 1] + size
         if not _is_odd(group, d, unit, ranges):
             continue
         for op in group:
@@ -267,22 +267,22 @@ def _pieces(low: int, high: int, step: int, unit: int) -> tuple[Span, ...]:
     Starts are relative to a multiple of `step`; 0 for starts that are constants. The position of each tile is a
     multiple of its size.
     """
-    found = list[Span]()
+    spans = list[Span]()
     start = low // unit * unit
     while start < high:
         count, common = cdiv(high - start, unit), gcd(step, start) // unit
         size = count if not step else max(n for n in range(1, min(count, common) + 1) if common % n == 0)
-        found.append((start, size * unit))
+        spans.append((start, size * unit))
         start += size * unit
-    return tuple(found)
+    return tuple(spans)
 
 
 def _cut(make: Make, x: Value, op: Load, d: int, base: _Base) -> Value:
     """The elements of a load along one dim, cut out of the loaded tiles."""
     axis, size = _axis(op, d), op.access.dims[d].size
-    if base.behind is None:
+    if base.ahead_in_program is None:
         return make.part(x, axis, base.ahead, base.ahead + size)
-    start = make.of("add", base.behind, base.ahead)
+    start = make.of("add", base.ahead_in_program, base.ahead)
     zero = make.number(0, INDEX)
     shape = x.tile.shape
     starts = [start if n == axis else zero for n in range(len(shape))]

@@ -41,26 +41,26 @@ def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     make = Make(rewriter, op)
     match op:
         case Bitcast():
-            found = _bitcast(make, op.operands[0], op.dtype)
+            replacement = _bitcast(make, op.operands[0], op.dtype)
         case Elementwise(function="max" | "min") if all(_was_narrow(rewriter, x) for x in op.operands):
-            found = _extreme(make, op.function, *op.operands)
+            replacement = _extreme(make, op.function, *op.operands)
         case Select() if not is_wide(op.result.tile.dtype):
-            found = _select(make, op)
+            replacement = _select(make, op)
         case Slice() | Concatenate() | Transpose() | Broadcast() | Reshape() if _moves_narrow(op):
-            found = None
+            replacement = None
         case Slice() | Concatenate() | Transpose() | Broadcast() | Reshape() | Pad() | Reverse():
-            found = _moved(make, op, len(op.operands))
+            replacement = _moved(make, op, len(op.operands))
         case DynamicSlice() | Take():
-            found = _moved(make, op, 1)
+            replacement = _moved(make, op, 1)
         case DynamicUpdateSlice():
-            found = _moved(make, op, 2)
+            replacement = _moved(make, op, 2)
         case Sort():
-            found = _sort(make, op)
+            replacement = _sort(make, op)
         case TopK() if not is_wide(op.operands[0].tile.dtype):
-            found = make.again(op, wide(make, op.operands[0]))
+            replacement = make.again(op, wide(make, op.operands[0]))
         case _:
-            found = None
-    return None if found is None else [found]
+            replacement = None
+    return None if replacement is None else [replacement]
 
 
 def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
@@ -68,7 +68,7 @@ def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
     if source == dtype or (is_wide(source) and is_wide(dtype)):
         return None
     if BF16 in (source, dtype):
-        # The bits of bfloat16 are the upper half of those of float32.
+        # The bits of a bfloat16 are the upper half of the bits of the same float32.
         if source == BF16:
             high = make.of("shift_right_logical", make.bits(make.convert(x, F32), signed=True), 16)
             return make.convert(high, dtype)
