@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,21 +40,6 @@ def applied(epilogue: Epilogue, like: Any, *matrices: jax.Array) -> jax.Array:
     """The epilogue at each element of matrices that broadcast to `like`, in the shape and dtype of `like`."""
     wide = tk.accumulator(like.dtype)
     return mapped(epilogue, *(jnp.broadcast_to(x.astype(wide), like.shape) for x in matrices)).astype(like.dtype)
-
-
-def tangent_along(
-    function: Callable[..., jax.Array], values: Sequence[jax.Array], directions: Sequence[jax.Array | None]
-) -> jax.Array:
-    """The tangent of function(*values) along `directions`; None is a direction of zeros."""
-    moved = [n for n, direction in enumerate(directions) if direction is not None]
-
-    def of_moved(*moved_values: jax.Array) -> jax.Array:
-        arguments = list(values)
-        for n, value in zip(moved, moved_values, strict=True):
-            arguments[n] = value
-        return function(*arguments)
-
-    return jax.jvp(of_moved, [values[n] for n in moved], [directions[n] for n in moved])[1]
 
 
 def reads_first(function: Callable[..., Any], *arguments: Any) -> bool:

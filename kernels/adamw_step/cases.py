@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.kernels.matmul.cases import shrunk
+from tilekern.kernels.small_cases import shrunk
 
 
 @dataclass(frozen=True)

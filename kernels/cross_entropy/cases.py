@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from tilekern.kernels.matmul.cases import shrunk
+from tilekern.kernels.small_cases import shrunk
 
 
 @dataclass(frozen=True)

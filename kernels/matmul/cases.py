@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from tilekern.kernels.small_cases import shrunk
+
 
 @dataclass(frozen=True)
 class Case:
@@ -28,11 +30,6 @@ class Case:
         """A smaller case for fast tests: sizes below 96 with their remainders modulo 32; equal sizes stay equal."""
         sizes = {name: shrunk(getattr(self, name)) for name in ("rows", "inner", "columns")}
         return replace(self, name=f"{self.name}_small", **sizes)
-
-
-def shrunk(size: int) -> int:
-    """A size below 96 with the same remainder modulo 32: a power of two up to 32 divides both sizes or neither."""
-    return size if size < 96 else 64 + size % 32
 
 
 CASES = (

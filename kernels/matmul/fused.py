@@ -15,7 +15,8 @@ from tilekern.authoring import check_sizes, describe, hide_frames, takes_python_
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_rows, is_float
 from tilekern.kernels.conventions import Launch, check_launch, renamed
-from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
+from tilekern.kernels.derivatives import along
+from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first
 from tilekern.kernels.matmul import kernel as plain
 from tilekern.kernels.matmul.batches import broadcast, misfit, over_batches
 from tilekern.kernels.matmul.derivatives import matmul_tangent
@@ -211,7 +212,7 @@ def _jvp(
     directions = [matmul_tangent(lhs, rhs, dlhs, drhs, **transposes) if moves else None, *doperands]
 
     def tangent(product: jax.Array, operands: Sequence[jax.Array], directions: Sequence[Any]) -> jax.Array:
-        return tangent_along(partial(applied, epilogue, like), [product, *operands], directions)
+        return along(partial(applied, epilogue, like), [product, *operands], directions)
 
     needed = saves or reads_first(tangent, like, operands, directions)
     out, product = fused_matmul_forward(*primals, epilogue=epilogue, saves=needed, **transposes, **blocks)

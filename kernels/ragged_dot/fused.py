@@ -13,7 +13,8 @@ from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_int32, is_float
 from tilekern.kernels.conventions import Launch, check_launch
-from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
+from tilekern.kernels.derivatives import along
+from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first
 from tilekern.kernels.ragged_dot import kernel as plain
 from tilekern.kernels.ragged_dot.arguments import (
     check_groups,
@@ -247,7 +248,7 @@ def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, **stat
         return jnp.where(inside, applied(epilogue, like, *rows), 0)
 
     def tangent(products: Sequence[jax.Array], operands: Sequence[jax.Array], directions: Any) -> jax.Array:
-        return tangent_along(whole, [*products, *operands], directions)
+        return along(whole, [*products, *operands], directions)
 
     likes = (like,) * len(rhs)
     needed = saves or reads_first(tangent, likes, operands, directions)
