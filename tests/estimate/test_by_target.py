@@ -1,5 +1,7 @@
 """Estimates of lowered programs: what holds on every target, and what is refused."""
 
+import subprocess
+import sys
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.estimate.kernels import counted, product, row_sums, types
 from tilekern.errors import EstimateError
-from tilekern.estimate import Estimate
+from tilekern.estimate import Estimate, estimate
 
 needs_llvm = pytest.mark.skipif(find_spec("llvmlite") is None, reason="needs llvmlite")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
@@ -110,6 +112,20 @@ def test_a_gpu_without_a_model_is_refused(target: str) -> None:
 def test_the_portable_backend_has_no_model() -> None:
     with pytest.raises(EstimateError, match="no model of programs of the portable backend"):
         lowered(product, "cpu:xla", (64, 64), (64, 256)).estimate()
+
+
+def test_a_backend_of_another_package_has_no_model() -> None:
+    class OtherLowering:
+        pass
+
+    with pytest.raises(EstimateError, match="no model of programs of this backend") as caught:
+        estimate(OtherLowering(), [], {})  # pyright: ignore[reportArgumentType]
+    assert "OtherLowering" in str(caught.value)
+
+
+def test_nothing_of_estimates_is_imported_with_tilekern() -> None:
+    code = "import sys, tilekern; sys.exit(any(name.startswith('tilekern.estimate') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @needs_llvm

@@ -13,6 +13,7 @@ from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.triton.lowering import TritonLowering
+from tilekern.lower.xla.lowering import XlaLowering
 
 
 def estimate(lowering: Lowering, known: Sequence[Array | None], extents: Mapping[str, object]) -> Estimate:
@@ -29,7 +30,7 @@ def estimate(lowering: Lowering, known: Sequence[Array | None], extents: Mapping
         of the target, or it cannot follow the program.
     """
     if not isinstance(lowering, TritonLowering | MosaicLowering | LlvmLowering):
-        raise no_model()
+        raise no_model(lowering)
     func = lowering.func
     values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
     check_given(func, values)
@@ -47,11 +48,12 @@ def of_values(lowering: TritonLowering | MosaicLowering | LlvmLowering, values: 
             return on_cpu.estimate(lowering, values)
 
 
-def no_model() -> EstimateError:
-    """The error for programs of the portable backend."""
+def no_model(lowering: Lowering) -> EstimateError:
+    """The error for programs of the portable backend, and of backends of other packages."""
+    portable = isinstance(lowering, XlaLowering)
     return EstimateError(
-        "there is no model of programs of the portable backend",
+        f"there is no model of programs of {'the portable' if portable else 'this'} backend",
         expected='"cpu:llvm", "tpu:…" or one of ' + ", ".join(map(repr, on_gpu.GPUS)),
-        got='target = "cpu:xla"',
+        got='target = "cpu:xla"' if portable else f"a program lowered as {type(lowering).__name__}",
         fix="lower for one of these targets",
     )

@@ -42,7 +42,7 @@ def explain(
       EstimateError: it is lowered to the portable backend, whose program is XLA's to explain.
     """
     if not isinstance(lowering, TritonLowering | MosaicLowering | LlvmLowering):
-        raise by_target.no_model()
+        raise by_target.no_model(lowering)
     func = lowering.func
     values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
     forecast, reason, shares = None, "", Mapping[Place, float]
