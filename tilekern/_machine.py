@@ -1,11 +1,18 @@
-"""GPUs and TPUs of this machine, as JAX sees them."""
+"""The devices of this machine, as JAX sees them."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import jax
-from jax._src import hardware_utils
+from jax._src import hardware_utils, xla_bridge
+
+
+def default_platform() -> str:
+    """The platform of the device that JAX computes on unless a program says otherwise: "cpu", "cuda", "rocm", "tpu"."""
+    device: Any = cast(Any, jax.config).jax_default_device
+    platform = device if isinstance(device, str) else jax.default_backend() if device is None else device.platform
+    return xla_bridge.canonicalize_platform(platform)
 
 
 def _devices(platform: str) -> list[Any]:

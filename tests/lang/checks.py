@@ -18,7 +18,9 @@ from tests.ir.funcs import assert_same
 from tilekern.errors import TilekernError
 from tilekern.ir.core import Func
 from tilekern.kernel.body import Body
+from tilekern.kernel.definition import Options
 from tilekern.kernel.traced import kernel_call
+from tilekern.lower.target import DEFAULT
 
 EXTENTS = st.sampled_from([0, 1, 7, 8, 9, 13])  # nothing, one, primes, a block and its neighbours
 BLOCKS = st.sampled_from([1, 3, 4, 8])
@@ -102,4 +104,4 @@ def marked_line(code: CodeType) -> int:
 def before_passes(kernel: tk.Kernel, *arrays: Any) -> Func:
     """The Func of a kernel as its body was traced, before all passes."""
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    return Body(kernel_call(kernel._definition, types, {}, {}, None)).first.tracing.func
+    return Body(kernel_call(kernel._definition, types, Options({}, {}, None), DEFAULT)).first.tracing.func

@@ -123,9 +123,10 @@ class Body:
         return self._early.get(blocks) or self.version(self.call.target)
 
     def trace_early(self) -> None:
-        """Trace the body for each platform that a call may be lowered for, while the values it closes over live."""
+        """Trace the body for each target that a call may be lowered for, while the values it closes over live."""
         asked = self.call.asked
-        for platform in ("cpu", "cuda", "tpu") if asked is None else (asked.platform,):
+        # "any other" platform, an export, and a kernel that a backend refuses run on the portable one.
+        for platform in ("cpu", "cuda", "tpu", "any other") if asked is None else (asked.platform,):
             # An error is one of a platform that the call may never be lowered for.
             with suppress(Exception):
                 blocks = self.blocks(on_platform(platform, asked))
@@ -165,9 +166,8 @@ class Body:
     def trace(self, blocks: Blocks) -> BlockTrace:
         """The body traced with some blocks, once."""
         traced = self._traces.get(blocks)
-        if traced is None:
-            traced = self._traces[blocks] = BlockTrace(blocks, self._traced(blocks))
-        return traced
+        # Threads may trace it at once: then the first to end gives the trace to all.
+        return traced or self._traces.setdefault(blocks, BlockTrace(blocks, self._traced(blocks)))
 
     def _traced(self, blocks: Blocks) -> Tracing:
         call, definition = self.call, self.call.definition
@@ -181,7 +181,7 @@ class Body:
             for name, tree, of_tree in zip(names[len(inputs) :], call.results.outputs, roles, strict=True)
         ]
         with _jax.tracing_under(call.settings):
-            keywords = {**call.statics, **dict(blocks)}
+            keywords = {**call.options.statics, **dict(blocks)}
             return trace(definition.function, call.name, [*inputs, *outputs], keywords, definition.loc)
 
     # --- parts of arrays ---

@@ -15,7 +15,7 @@ from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, TraceError, UnsupportedError
 from tilekern.kernel import stated_rules
 from tilekern.kernel.choice import Tunable
-from tilekern.kernel.definition import Definition, TypedCall, inherit_target
+from tilekern.kernel.definition import Definition, Options, TypedCall, expecting, inherit_target
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.primitive import Callee, Calls, Dims, Divisible, Program, Types, calls_in
 from tilekern.kernel.results import results
@@ -68,7 +68,7 @@ class Composite(Callee):
         return self.once(("function", target), lambda: _jax.of_jaxpr(self._trace(target, types), self.name))
 
     def _trace(self, target: Target, types: Types) -> _jax.Jaxpr:
-        with nullcontext() if self.op is None else _jax.checking(self.op.settings):
+        with expecting(target), nullcontext() if self.op is None else _jax.checking(self.op.settings):
             jaxpr = traced(self.make(target, False), types)
         for value in jaxpr.consts:
             if isinstance(value, _jax.Tracer) and self.op is not None:
@@ -173,7 +173,8 @@ def _transposed(of: Composite, linear: tuple[jax.ShapeDtypeStruct | None, ...]) 
 def _derived(
     of: Composite, kind: str, types: Types, outputs: Types, make: Callable[[Target, bool], Function]
 ) -> Composite:
-    return Composite(name=f"{of.name}_{kind}", asked=of.asked, types=types, outputs=outputs, make=make)
+    name = f"{of.name}_{kind}"
+    return Composite(name=name, asked=of.asked, target=of.target, types=types, outputs=outputs, make=make)
 
 
 def vmapped(of: Composite, size: int, dims: Dims) -> Composite:
@@ -207,34 +208,36 @@ def mapped(of: Callee, size: int, dims: Dims) -> Composite:
 
 def _many(of: Callee, size: int, dims: Dims, make: Callable[[Target, bool], Function]) -> Composite:
     rules = Rules(partial(vmapped_jvp, of, size, dims), partial(vmapped_transpose, of, size, dims))
-    outputs = stacked(of.outputs, size)
-    return Composite(name=of.name, asked=of.asked, types=None, outputs=outputs, make=make, rules=rules)
+    return Composite(
+        name=of.name,
+        asked=of.asked,
+        target=of.target,
+        types=None,
+        outputs=stacked(of.outputs, size),
+        make=make,
+        rules=rules,
+    )
 
 
 # --- ops ------------------------------------------------------------------------------------------------------------
 
 
-def op_call(
-    definition: Definition,
-    arguments: Sequence[Any],
-    statics: Mapping[str, Any],
-    blocks: Mapping[str, Tunable],
-    target: Target | None,
-) -> TypedCall:
-    """A call of an op on arguments of given types, which are checked."""
-    _check_call(definition, arguments, blocks)
-    declared = definition.declared_type(arguments, statics)
+def op_call(definition: Definition, arguments: Sequence[Any], options: Options, target: Target) -> TypedCall:
+    """A call of an op on arguments of given types, which are checked; the op is traced for `target` first."""
+    _check_call(definition, arguments, options.blocks)
+    declared = definition.declared_type(arguments, options.statics)
     with source.at(definition.loc):
         result_types = results(definition.signature.name, (), declared)
-    return TypedCall(definition, tuple(arguments), statics, blocks, target, result_types, definition.settings())
+    return TypedCall(definition, tuple(arguments), options, target, result_types, definition.settings())
 
 
 def op(call: TypedCall) -> Composite:
-    """An op for arguments of given types, traced for the target that its call names, or else for the default."""
+    """An op for arguments of given types, traced for the target of its call."""
     stated = Rules(partial(stated_rules.jvp, call), partial(stated_rules.transpose, call))
     composite = Composite(
         name=call.name,
         asked=call.asked,
+        target=call.target,
         types=jax.tree.leaves(call.arguments),
         outputs=jax.tree.leaves(call.results.trees),
         make=partial(_function_of_op, call),
@@ -248,7 +251,7 @@ def op(call: TypedCall) -> Composite:
 def _function_of_op(declared: TypedCall, target: Target, on_mesh: bool) -> Function:
     """The op on flat operands, with the blocks of a target."""
     blocks = declared.blocks_for(target)
-    keywords = {**declared.statics, **{name: blocks[name] for name in declared.signature.tunables}}
+    keywords = {**declared.options.statics, **{name: blocks[name] for name in declared.signature.tunables}}
     tree = _jax.structure(declared.arguments)
 
     def run(*leaves: jax.Array) -> list[jax.Array]:

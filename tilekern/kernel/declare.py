@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 from tilekern.errors import ArgumentError, checked
 from tilekern.kernel import composite, traced
 from tilekern.kernel.body import Body
-from tilekern.kernel.choice import Tunable
 from tilekern.kernel.composite import Composite
-from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Schedule
+from tilekern.kernel.definition import RESIDUALS, Definition, Options, Registers, Schedule
 from tilekern.kernel.entry import Declared, Prepared
 from tilekern.kernel.instance import Instance
 from tilekern.kernel.interface import of_call
@@ -20,7 +19,7 @@ from tilekern.kernel.op_stages import TracedOp
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.stages import Traced
 from tilekern.lang.tiles import describe
-from tilekern.lower.target import Target
+from tilekern.lower.target import DEFAULT, Target
 
 
 @checked
@@ -179,19 +178,18 @@ class Kernel(Declared):
           >>> print(doubled_rows.sharding_rule(jnp.ones((16, 4))))
           i x.1 -> i out.1
         """
-        return self._prepared_for(args, keywords).callee.sharding
+        inputs, keywords_left = self.signature.positional(args, keywords)
+        return self._prepared(inputs, self._check(keywords_left)).callee.sharding
 
     @checked
     def trace(self, *args: Any, **keywords: Any) -> Traced:
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
-        prepared = self._prepared_for(args, keywords)
+        prepared = self._traced(args, keywords)
         interface = of_call(prepared.call, prepared.captured)
-        return Traced(cast(Instance, prepared.callee), interface, prepared.callee.target)
+        return Traced(cast(Instance, prepared.callee), interface, prepared.call.asked or DEFAULT)
 
-    def _prepare(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> Prepared:
-        body = Body(traced.kernel_call(self._definition, args, statics, blocks, target))
+    def _prepare(self, args: tuple[Any, ...], options: Options, target: Target) -> Prepared:
+        body = Body(traced.kernel_call(self._definition, args, options, target))
         if body.captures_tracers:
             body.trace_early()
         return Prepared(traced.instance(body), body.call, body.captured)
@@ -232,11 +230,9 @@ class CustomOp(Declared):
     @checked
     def trace(self, *args: Any, **keywords: Any) -> TracedOp:
         """Trace the op, and the kernels that it calls, for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
-        prepared = self._prepared_for(args, keywords)
+        prepared = self._traced(args, keywords)
         return TracedOp(cast(Composite, prepared.callee), prepared.call)
 
-    def _prepare(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> Prepared:
-        call = composite.op_call(self._definition, args, statics, blocks, target)
+    def _prepare(self, args: tuple[Any, ...], options: Options, target: Target) -> Prepared:
+        call = composite.op_call(self._definition, args, options, target)
         return Prepared(composite.op(call), call)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from tilekern import _jax, source
-from tilekern.errors import ArgumentError, TilekernError
+from tilekern import _jax, _machine, source
+from tilekern.errors import ArgumentError, TargetError, TilekernError
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lower.device import device_of
-from tilekern.lower.target import DEFAULT, TARGETS, Target
+from tilekern.lower.target import DEFAULT, TARGETS, Target, on_platform
 
 Schedule = Callable[..., Mapping[str, Tunable]]
 
@@ -163,6 +163,20 @@ def _for_target(schedules: Mapping[str, Schedule], target: Target) -> Schedule |
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
+class Options(NamedTuple):
+    """What a call gives besides arrays.
+
+    Attributes:
+      statics: the static arguments.
+      blocks: the blocks, choices and launch options.
+      asked: the target that the call names; None if it names none.
+    """
+
+    statics: Mapping[str, Any]
+    blocks: Mapping[str, Tunable]
+    asked: Target | None
+
+
 @dataclass(frozen=True, eq=False)
 class TypedCall:
     """A call of a kernel or op on arguments of given types.
@@ -170,18 +184,16 @@ class TypedCall:
     Attributes:
       definition: the definition of the kernel or op.
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
-      statics: the static arguments.
-      blocks: the blocks, choices and launch options that the call gives.
-      asked: the target that the call names; None if it names none.
+      options: what the call gives besides arrays.
+      target: the target that the body is traced for first, which decides what arrays it closes over.
       results: the types of the results.
       settings: the settings of JAX under which the body and the rules are traced.
     """
 
     definition: Definition
     arguments: tuple[Any, ...]
-    statics: Mapping[str, Any]
-    blocks: Mapping[str, Tunable]
-    asked: Target | None
+    options: Options
+    target: Target
     results: Results
     settings: _jax.Settings
 
@@ -191,9 +203,9 @@ class TypedCall:
         return self.definition.signature.name
 
     @property
-    def target(self) -> Target:
-        """The target that the call is traced for: the one that it names, or else the default."""
-        return self.asked or DEFAULT
+    def asked(self) -> Target | None:
+        """The target that the call names; None if it names none."""
+        return self.options.asked
 
     @property
     def signature(self) -> Signature:
@@ -208,16 +220,31 @@ class TypedCall:
     @property
     def keywords(self) -> dict[str, Any]:
         """Static arguments, then blocks, choices and launch options, as the call gives them."""
-        return {**self.statics, **self.blocks}
+        return {**self.options.statics, **self.options.blocks}
 
     def blocks_for(self, target: Target) -> dict[str, Tunable]:
         """Blocks, choices and launch options on a target."""
-        return self.definition.blocks_for(target, self.arguments, self.statics, self.blocks)
+        return self.definition.blocks_for(target, self.arguments, self.options.statics, self.options.blocks)
 
     def again(self, *args: Any) -> Any:
         """The results of the same call on inputs of any types: with its static arguments, blocks and target."""
         target = {} if self.asked is None else {"target": self.asked.asked_as}
         return self.rules.callee()(*args, **self.keywords, **target)
+
+
+_expected: ContextVar[Target | None] = ContextVar("tilekern_expected_target", default=None)
+
+
+def likely_target(asked: Target | None) -> Target:
+    """The target that a call will most likely be lowered for: its body is traced for this target first.
+
+    It is the target that the call names, `asked`, or the target of the op around the call; else the target of JAX's
+    default device.
+    """
+    # There is no code for this GPU, or JAX has no device here; the call may be lowered for another one.
+    with suppress(TargetError, RuntimeError):
+        return asked or _expected.get() or on_platform(_machine.default_platform(), None)
+    return DEFAULT
 
 
 _inherited: ContextVar[str | None] = ContextVar("tilekern_inherited_target", default=None)
@@ -226,6 +253,16 @@ _inherited: ContextVar[str | None] = ContextVar("tilekern_inherited_target", def
 def inherited_target() -> str | None:
     """The name of the target for calls that do not name one, inside of an op or of a rule for derivatives."""
     return _inherited.get()
+
+
+@contextmanager
+def expecting(target: Target) -> Generator[None]:
+    """Calls inside that name no target will be lowered for this one."""
+    token = _expected.set(target)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
 
 
 @contextmanager

@@ -103,6 +103,7 @@ def _derived(
     return Instance(
         name=name,
         asked=of.asked,
+        target=of.target,
         outputs=outputs,
         divisible=divisible,
         types_of_operands=types,
@@ -133,6 +134,7 @@ class BackwardPass:
         return Composite(
             name=f"{self.of.name.removesuffix('_tangent')}_backward",
             asked=self.of.asked,
+            target=self.of.target,
             types=[*(t for t, is_linear in pairs if not is_linear), *self.of.outputs],
             outputs=self._outputs,
             make=self._function,

@@ -12,16 +12,24 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
-from tilekern.kernel.arguments import check_argument
-from tilekern.kernel.choice import Tunable
-from tilekern.kernel.definition import RESIDUALS, Definition, Registers, Rules, Schedule, TypedCall, inherited_target
+from tilekern.kernel.definition import (
+    RESIDUALS,
+    Definition,
+    Options,
+    Registers,
+    Rules,
+    Schedule,
+    TypedCall,
+    inherited_target,
+    likely_target,
+)
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.primitive import Callee
-from tilekern.kernel.signature import LAUNCH, Signature, of_function
+from tilekern.kernel.signature import LAUNCH, Signature, check_argument, of_function
 from tilekern.kernel.statics import python_numbers, static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
-from tilekern.lower.target import Target, resolve
+from tilekern.lower.target import DEFAULT, Target, resolve
 
 # The entries of a kernel's or op's caches.
 _FUNCTIONS = 512
@@ -170,14 +178,12 @@ class Declared:
 
     # --- calls ---
 
-    def _prepare(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> Prepared:
-        """What a call runs, for arguments of given types."""
+    def _prepare(self, args: tuple[Any, ...], options: Options, target: Target) -> Prepared:
+        """What a call runs, for arguments of given types; it is traced for `target` first."""
         raise NotImplementedError
 
-    def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tunable], Target | None]:
-        """Static arguments, blocks with launch options, and target of a call; None for a target that is not named."""
+    def _check(self, keywords: Mapping[str, Any]) -> Options:
+        """What the keywords of a call say, checked."""
         if source.is_prebuilt(self._definition.loc):  # as `authoring.takes_python_numbers` does for functions
             keywords = {name: python_numbers(value) for name, value in keywords.items()}
         target = keywords.get("target")
@@ -185,17 +191,17 @@ class Declared:
         blocks_of_call = {n: v for n, v in keywords.items() if n in tunables and v is not None}
         statics = self.signature.check_statics(keywords)
         blocks = self.signature.check_blocks(blocks_of_call, "the call")
-        return statics, blocks, None if target is None else resolve(target)
+        return Options(statics, blocks, None if target is None else resolve(target))
 
     def _function(self, keywords: Mapping[str, Any]) -> Callable[..., Any]:
         """The function of the arrays for given static arguments: jitted, so that JAX dispatches repeated calls."""
-        statics, blocks, target = self._check(keywords)
+        options = self._check(keywords)
         key = static_key(keywords)
         if key in self._functions:
             return self._functions[key]
 
         def run(*args: Any) -> Any:
-            prepared = self._prepared(args, statics, blocks, target)
+            prepared = self._prepared(args, options)
             if not prepared.is_reusable and not self._captures_tracers:
                 # The functions so far would give the values that this call closes over to later calls, too.
                 self._captures_tracers = True
@@ -212,10 +218,11 @@ class Declared:
         self._functions[key] = function = run_anew if self._captures_tracers else jitted
         return function
 
-    def _prepared(
-        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, Tunable], target: Target | None
-    ) -> Prepared:
-        """What a call runs, from the cache, if an earlier call had arguments of these types."""
+    def _prepared(self, args: tuple[Any, ...], options: Options, target: Target | None = None) -> Prepared:
+        """What a call runs: from the cache, if an earlier call had arguments of these types.
+
+        Else it is traced for `target`; by default for the target that the call will most likely be lowered for.
+        """
         with_paths, tree = _jax.flatten_with_path(args)
         types = tuple(
             check_argument(self.signature.name, self.signature.leaf_name(path), leaf) for path, leaf in with_paths
@@ -227,21 +234,26 @@ class Declared:
                 got=f"{len(args)} positional arguments",
                 fix="outputs are not passed; static arguments go by keyword",
             )
-        key = (tree, types, static_key(statics), static_key(blocks), target, _jax.settings())
+        key = (tree, types, static_key(options.statics), static_key(options.blocks), options.asked, _jax.settings())
         cached = self._by_types.get(key)
         if cached is not None and not (self._captures_tracers and _jax.is_tracing()):
             return cached
-        prepared = self._prepare(jax.tree.unflatten(tree, types), statics, blocks, target)
+        arguments, first = jax.tree.unflatten(tree, types), target or likely_target(options.asked)
+        prepared = self._prepare(arguments, options, first)
         if not prepared.is_reusable:
             return prepared
         # The body closes over known values, which stay the values of its first trace, as under jax.jit.
         self._by_types[key] = cached or prepared
         return cached or prepared
 
-    def _prepared_for(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Prepared:
-        """What a call with these arguments runs, which may be `jax.ShapeDtypeStruct`s."""
+    def _traced(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Prepared:
+        """What a call with these arguments runs, which may be `jax.ShapeDtypeStruct`s: traced for stages.
+
+        Stages without a target show the portable one's, which is the same on every machine.
+        """
         inputs, keywords_left = self.signature.positional(args, keywords)
-        return self._prepared(inputs, *self._check(keywords_left))
+        options = self._check(keywords_left)
+        return self._prepared(inputs, options, options.asked or DEFAULT)
 
 
 def _check_names(signature: Signature, verb: str, option: str, names: Any) -> None:

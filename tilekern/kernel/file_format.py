@@ -182,12 +182,13 @@ def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[Instance,
     asked = None if header["asked"] is None else resolve(header["asked"])
     default = resolve(header["default"])
     residuals = None if header["residuals"] is None else int(header["residuals"])
-    return instance(name, asked, types, outputs, by_target, residuals), interface, default
+    return instance(name, asked, default, types, outputs, by_target, residuals), interface, default
 
 
 def instance(
     name: str,
     asked: Target | None,
+    target: Target,
     types: Sequence[jax.ShapeDtypeStruct],
     outputs: Sequence[jax.ShapeDtypeStruct],
     saved: Mapping[str, tuple[Version, Mapping[str, int]]],
@@ -198,6 +199,7 @@ def instance(
     Args:
       name: the name of the kernel.
       asked: the target that a call names; None for the best target of the platform.
+      target: a target that it was saved for.
       types: the types of the operands.
       outputs: the types of the results.
       saved: the version and the launch options, by the full name of a target.
@@ -218,6 +220,7 @@ def instance(
     return Instance(
         name=name,
         asked=asked,
+        target=target,
         outputs=outputs,
         divisible=UNDIVIDED,
         types_of_operands=lambda: types,

@@ -127,8 +127,8 @@ class Instance(Callee):
     # --- programs ---
 
     def func(self, target: Target | None = None) -> Func:
-        """The block IR for a target, by default for `self.target`."""
-        return self.version(target or self.target).func
+        """The block IR for a target, by default for the target that the call names, or else the portable one."""
+        return self.version(target or self.asked or DEFAULT).func
 
     def lowered(self, target: Target) -> Lowering:
         """The version for a target, lowered to it."""
@@ -191,7 +191,7 @@ class Instance(Callee):
         if _jax.has_symbols((size,)):
             leading = tuple(None if d is None else 0 for d in dims)
             return mapped(self, size, leading), leading
-        placed = places(self.func(), tuple(map(before_pairs, self.types, dims)))
+        placed = places(self.func(self.target), tuple(map(before_pairs, self.types, dims)))
         return self.once(("batched", size, placed), lambda: batched(self, size, placed)), placed
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -240,6 +240,7 @@ def batched(of: Instance, size: int, dims: Dims) -> Instance:
     return Instance(
         name=of.name,
         asked=of.asked,
+        target=of.target,
         outputs=stacked(of.outputs, size),
         divisible=Divisible(rule, part),
         types_of_operands=types,

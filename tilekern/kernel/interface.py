@@ -11,12 +11,11 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
-from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.definition import TypedCall
 from tilekern.kernel.instance import Instance
 from tilekern.kernel.packed import unpacked
 from tilekern.kernel.results import Results
-from tilekern.kernel.signature import Signature
+from tilekern.kernel.signature import Signature, check_argument
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 
@@ -105,7 +104,7 @@ class Interface:
 
 def of_call(call: TypedCall, captured: tuple[Any, ...] = ()) -> Interface:
     """The interface of a declared kernel or op."""
-    statics = {name: describe(value) for name, value in call.statics.items()}
+    statics = {name: describe(value) for name, value in call.options.statics.items()}
     return Interface(call.name, call.signature, call.arguments, call.results, captured, statics)
 
 

@@ -16,7 +16,7 @@ from tilekern.kernel.definition import TypedCall
 from tilekern.kernel.interface import of_call, of_flat_arrays
 from tilekern.kernel.primitive import Calls
 from tilekern.kernel.stages import Compiled, Lowered, Traced
-from tilekern.lower.target import Target, on_platform, resolve
+from tilekern.lower.target import DEFAULT, Target, on_platform, resolve
 
 
 class TracedOp:
@@ -31,7 +31,7 @@ class TracedOp:
 
     def __init__(self, composite: Composite, call: TypedCall) -> None:
         self._call = call
-        self.jaxpr, calls = composite.traced(composite.target)
+        self.jaxpr, calls = composite.traced(call.asked or DEFAULT)
         self.kernels: tuple[Traced, ...] = tuple(
             Traced(kernel, of_flat_arrays(kernel, target), target) for kernel, target in calls
         )
@@ -50,7 +50,8 @@ class TracedOp:
         resolved = resolve(target, emitter)
         settings = self._call.settings
         with jax.enable_x64(settings.x64), _jax.checking(settings):
-            call = replace(self._call, asked=resolved)
+            options = self._call.options._replace(asked=resolved)
+            call = replace(self._call, options=options, target=resolved)
             return LoweredOp(op(call), call, resolved)
 
 

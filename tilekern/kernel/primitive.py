@@ -18,7 +18,7 @@ import jax
 from tilekern import _jax, _meshes
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.partitioning import Partitioning
-from tilekern.lower.target import DEFAULT, Target
+from tilekern.lower.target import Target
 
 # The jitted program of a call for a target, and how XLA's partitioner treats it.
 type Program = tuple[Callable[..., Sequence[jax.Array]], Partitioning]
@@ -54,12 +54,14 @@ class Callee(ABC):
     Attributes:
       name: the name of the kernel or op.
       asked: the target that the call names; None for the best target of the platform it is lowered for.
+      target: the target that stands for the callee where no platform is known yet.
       outputs: the types of the results.
       divisible: the sharding rule; None if the operations of a JAX function are divided by their own rules.
     """
 
     name: str
     asked: Target | None
+    target: Target
     outputs: Types
     divisible: Divisible | None
     _cache: _jax.Cache[tuple[Any, ...], Any] = field(default_factory=lambda: _jax.Cache(_ENTRIES), init=False)
@@ -69,14 +71,10 @@ class Callee(ABC):
 
     def once[T](self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
         """The result of `make`, cached by a key: a word for what it is, then what it depends on."""
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
-
-    @property
-    def target(self) -> Target:
-        """The target that stands for the callee where no platform is known yet."""
-        return self.asked or DEFAULT
+        value = self._cache.get(key)
+        if value is None:
+            self._cache[key] = value = make()
+        return value
 
     @abstractmethod
     def program(self, target: Target) -> Program:

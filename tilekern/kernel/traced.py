@@ -15,8 +15,7 @@ from tilekern.ir.analysis.sharding import Place
 from tilekern.ir.types import FOUR_BITS
 from tilekern.kernel import derived_rules, stated_rules
 from tilekern.kernel.body import Body, Proof, failed
-from tilekern.kernel.choice import Tunable
-from tilekern.kernel.definition import Definition, TypedCall
+from tilekern.kernel.definition import Definition, Options, TypedCall
 from tilekern.kernel.instance import Derivatives, Instance, Tuning
 from tilekern.kernel.primitive import Divisible, Types
 from tilekern.kernel.results import Results, results
@@ -26,16 +25,10 @@ from tilekern.kernel.stated_sharding import stated
 from tilekern.lower.target import Target
 
 
-def kernel_call(
-    definition: Definition,
-    arguments: Sequence[Any],
-    statics: Mapping[str, Any],
-    blocks: Mapping[str, Tunable],
-    target: Target | None,
-) -> TypedCall:
-    """A call of a kernel on arguments of given types, which are checked."""
-    result_types = _results(definition, arguments, statics)
-    return TypedCall(definition, tuple(arguments), statics, blocks, target, result_types, definition.settings())
+def kernel_call(definition: Definition, arguments: Sequence[Any], options: Options, target: Target) -> TypedCall:
+    """A call of a kernel on arguments of given types, which are checked; the body is traced for `target` first."""
+    result_types = _results(definition, arguments, options.statics)
+    return TypedCall(definition, tuple(arguments), options, target, result_types, definition.settings())
 
 
 def instance(body: Body) -> Instance:
@@ -58,11 +51,14 @@ def instance(body: Body) -> Instance:
         return {name: size for name, size in body.call.blocks_for(target).items() if type(size) is int}
 
     def varied(settings: Mapping[str, int]) -> Instance:
-        return instance(Body(replace(body.call, blocks={**body.call.blocks, **settings})))
+        options = body.call.options
+        options = options._replace(blocks={**options.blocks, **settings})
+        return instance(Body(replace(body.call, options=options)))
 
     kernel = Instance(
         name=body.call.name,
         asked=body.call.asked,
+        target=body.call.target,
         outputs=outputs,
         divisible=Divisible(rule, part),
         types_of_operands=body.types,
@@ -103,8 +99,8 @@ def _rule(body: Body) -> ShardingRule:
     call, func = body.call, body.first.tracing.func
     operand_count, of_author = len(jax.tree.leaves(call.arguments)), call.rules.sharding
     if of_author is not None:
-        return stated(of_author(*call.arguments, **select(of_author, call.statics)), func, operand_count)
-    is_scheduled = not call.blocks.keys() >= set(call.signature.tunables)
+        return stated(of_author(*call.arguments, **select(of_author, call.options.statics)), func, operand_count)
+    is_scheduled = not call.options.blocks.keys() >= set(call.signature.tunables)
     return rule_of(func, operand_count, with_other_blocks=is_scheduled)
 
 
@@ -114,7 +110,7 @@ def _part(body: Body, rule: ShardingRule, outputs: Types, parts: Mapping[str, in
     operands = part_types(body.types(), rule.operands, parts)
     arguments, call = jax.tree.unflatten(tree, operands[: len(leaves)]), body.call
     try:
-        of_part = kernel_call(call.definition, arguments, call.statics, call.blocks, call.asked)
+        of_part = kernel_call(call.definition, arguments, call.options, call.target)
     except Exception as error:  # of the user's out_type, which may take sizes of the whole only
         return failed(error)
     types = [(x.shape, x.dtype) for x in jax.tree.leaves(of_part.results.trees)]

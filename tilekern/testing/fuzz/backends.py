@@ -16,7 +16,7 @@ from tilekern.kernel.dispatch import call
 from tilekern.kernel.file_format import instance
 from tilekern.kernel.instance import Version
 from tilekern.lower.backend import Backend, FuzzMode, Lowering
-from tilekern.lower.target import BACKENDS, TARGETS
+from tilekern.lower.target import BACKENDS, DEFAULT, TARGETS
 from tilekern.passes import pipeline
 from tilekern.testing.programs import Program
 
@@ -112,7 +112,7 @@ def _kernel(func: Func) -> Callable[..., Sequence[Any]]:
         [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in params] for params in (func.inputs, func.outputs)
     )
     version = Version(func, tuple(range(len(types))))
-    return partial(call, instance(func.name, None, types, outputs, dict.fromkeys(TARGETS, (version, {})), 0))
+    return partial(call, instance(func.name, None, DEFAULT, types, outputs, dict.fromkeys(TARGETS, (version, {})), 0))
 
 
 def _called(kernel: Callable[..., Any], program: Program, arrays: Sequence[Any]) -> Sequence[Any]:
