@@ -1,0 +1,183 @@
+"""The public functions: checks, and calls without tokens or keys."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.kernels.paged_attention import checks
+from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
+
+hide_frames(__file__)
+
+type Pages = jax.Array | tuple[jax.Array, jax.Array]
+
+
+@overload
+def ragged_paged_attention(
+    query: jax.Array,
+    kv_pages: Pages,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: Any = None,
+    *,
+    return_logsumexp: Literal[False] = False,
+    **options: Any,
+) -> jax.Array: ...
+@overload
+def ragged_paged_attention(
+    query: jax.Array,
+    kv_pages: Pages,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: Any = None,
+    *,
+    return_logsumexp: Literal[True],
+    **options: Any,
+) -> tuple[jax.Array, jax.Array]: ...
+@takes_python_numbers
+def ragged_paged_attention(
+    query: jax.Array,
+    kv_pages: Pages,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: Any = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    return_logsumexp: bool = False,
+    target: str | None = None,
+    **blocks: int | None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Causal softmax attention of the tokens of many sequences to a cache of keys and values in pages.
+
+    The tokens of the sequences stand one after the other: prompts, chunks of prompts and single tokens that are decoded
+    go into one call. Sequence s has the tokens cu_q_lens[s], ..., cu_q_lens[s + 1] - 1, its last ones, and kv_lens[s]
+    keys, those of its tokens included, which are in the cache already. Key n of the sequence is key n % page of page
+    page_indices[s, n // page]. A token attends to the keys up to its own. Scores and sums are in float32 (float64 for
+    float64). Source: PagedAttention, Kwon et al. 2023, https://arxiv.org/abs/2309.06180.
+
+    Args:
+      query: [T, N, H], float32, bfloat16, float16 or float64.
+      kv_pages: [pages, page, 2 K, H], with the keys of head g at 2 g and its values at 2 g + 1; or a pair of keys
+        [pages, page, K, H] and values [pages, page, K, Hv]. Of the query's dtype, int8, float8_e4m3fn or float8_e5m2; K
+        divides N. The cache is read in place.
+      kv_lens: integers [S], from 0. Keys behind the last page of the table do not exist.
+      page_indices: integers [S, P]. Entries that no key needs may hold anything; a page that is not in the cache has
+        keys and values of 0.
+      cu_q_lens: integers [S + 1], ascending from 0, up to T at most.
+      num_seqs: the number of sequences, an int or an integer array of shape () or (1,); S if None. Entries of tables
+        from this number on may hold anything.
+      scale: of the dot products; H ** -0.5 if None.
+      window: a token attends to so many keys, its own included; None for all up to its own.
+      softcap: if given, a bound of the scores, softcap tanh(score / softcap).
+      sinks: float [N]: logits that take part in each row's softmax, but have no value.
+      key_scale: what keys are multiplied by: a number, or floats of shape () for all, [K] for each head, or [pages,
+        page, K] for each head of each key. None for 1.
+      value_scale: the same for values.
+      return_logsumexp: return (out, logsumexp), to merge parts of sequences.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      **blocks: `few`: sequences of up to so many tokens have programs of their own, one for each of `parts` parts of
+        the keys; `block_q`: tokens of a tile of the other sequences. No block changes the result beyond rounding.
+
+    Returns:
+      out[T, N, Hv] in the query's dtype; tokens of no sequence, and tokens without keys, are 0. With `return_logsumexp`
+      also the logsumexp of a token's scores (natural logarithm), [T, N] in float32 (float64 for float64), -inf for such
+      tokens.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.paged_attention import ragged_paged_attention
+      >>> query, pages = jnp.ones((6, 4, 32)), jnp.ones((8, 16, 2 * 2, 32))
+      >>> lengths, table = jnp.array([30, 5]), jnp.array([[3, 7], [0, 0]])
+      >>> ragged_paged_attention(query, pages, lengths, table, jnp.array([0, 1, 6])).shape
+      (6, 4, 32)
+    """
+    cache = checks.cache("ragged_paged_attention", query, kv_pages)
+    tables = checks.tables("ragged_paged_attention", query.shape[0], kv_lens, page_indices, cu_q_lens, num_seqs)
+    settings = checks.settings("ragged_paged_attention", query.shape[2], scale, window, softcap)
+    terms = checks.terms("ragged_paged_attention", query, cache, key_scale, value_scale, sinks)
+    if query.size == 0 or kv_lens.size == 0:
+        out = jnp.zeros((*query.shape[:2], cache.width), query.dtype)
+        logsumexp = jnp.full(query.shape[:2], -jnp.inf, tk.accumulator(query.dtype))
+    else:
+        out, logsumexp = paged_attention_op(
+            query,
+            cache,
+            tables,
+            terms,
+            settings=settings,
+            return_logsumexp=return_logsumexp,
+            target=target,
+            **blocks,
+        )
+    return (out, logsumexp) if return_logsumexp else out
+
+
+@takes_python_numbers
+def paged_attention(
+    query: jax.Array,
+    kv_pages: Pages,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    target: str | None = None,
+    parts: int | None = None,
+) -> jax.Array:
+    """`ragged_paged_attention` of one token for each sequence: a step of decoding.
+
+    Args:
+      query: [B, N, H], the last token of each sequence.
+      kv_pages: the cache, as in `ragged_paged_attention`.
+      kv_lens: integers [B], the number of keys of each sequence, its token's included; 0 for no sequence.
+      page_indices: integers [B, P].
+      scale: of the dot products; H ** -0.5 if None.
+      window: a token attends to so many keys, its own included; None for all.
+      softcap: if given, a bound of the scores.
+      sinks: float [N], as in `ragged_paged_attention`.
+      key_scale: what keys are multiplied by, as in `ragged_paged_attention`.
+      value_scale: the same for values.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      parts: into how many parts the keys of a sequence are split, for programs of their own, instead of the schedule's;
+        it does not change the result beyond rounding.
+
+    Returns:
+      out[B, N, Hv] in the query's dtype; 0 for a sequence of length 0.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.paged_attention import paged_attention
+      >>> query, keys, values = jnp.ones((2, 4, 32)), jnp.ones((8, 16, 2, 32)), jnp.ones((8, 16, 2, 64))
+      >>> paged_attention(query, (keys, values), jnp.array([30, 5]), jnp.array([[3, 7], [0, 0]])).shape
+      (2, 4, 64)
+    """
+    cache = checks.cache("paged_attention", query, kv_pages)
+    tables = checks.tables("paged_attention", query.shape[0], kv_lens, page_indices)
+    settings = checks.settings("paged_attention", query.shape[2], scale, window, softcap)
+    terms = checks.terms("paged_attention", query, cache, key_scale, value_scale, sinks)
+    if query.size == 0:
+        return jnp.zeros((*query.shape[:2], cache.width), query.dtype)
+    return decode_op(query, cache, tables, terms, settings=settings, target=target, parts=parts)

@@ -1,0 +1,86 @@
+"""The arguments of the kernels: the cache, the tables of its pages, and what scores are made of."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Cache(NamedTuple):
+    """Pages of keys [pages, page, K, H] and of values [pages, page, K, Hv]; or both in one array, and values None.
+
+    The one array is [pages, page, 2 K, H], with the keys of head g at 2 g and its values at 2 g + 1.
+    """
+
+    keys: Any
+    values: Any | None
+
+    @property
+    def heads(self) -> int:
+        """K, the number of heads of keys and values."""
+        return self.keys.shape[2] // (2 if self.values is None else 1)
+
+    @property
+    def width(self) -> int:
+        """Hv, the elements of a value."""
+        return (self.keys if self.values is None else self.values).shape[3]
+
+    @property
+    def page(self) -> int:
+        """The number of keys in a page."""
+        return self.keys.shape[1]
+
+
+class Tables(NamedTuple):
+    """The place of each sequence's tokens and keys.
+
+    Attributes:
+      starts: int32[S + 1]; the tokens of sequence s are rows starts[s], ..., starts[s + 1] - 1 of the queries.
+      lengths: int32[S]; the number of keys of each sequence, those of its tokens included.
+      pages: int32[S, P]; the pages of each sequence in the order of its keys.
+      count: int32[1]; sequences from this number on do not exist, and may have any entries.
+    """
+
+    starts: Any
+    lengths: Any
+    pages: Any
+    count: Any
+
+
+class Items(NamedTuple):
+    """What programs of tiles of tokens compute: the tokens of a sequence in a tile, in the order of the tiles.
+
+    Attributes:
+      sequences: int32[I], the numbers of the sequences; -1 for items that are left over.
+      tiles: int32[I], the numbers of the tiles.
+    """
+
+    sequences: Any
+    tiles: Any
+
+
+class Terms(NamedTuple):
+    """Arrays that scores and values are made of beside queries, keys and values; None for an array that is missing.
+
+    Attributes:
+      key_scale: float32, of shape [1], [K] or [pages, page, K]: what keys are multiplied by.
+      value_scale: the same for values.
+      sinks: float [N], logits that take part in each row's softmax, but have no value.
+    """
+
+    key_scale: Any = None
+    value_scale: Any = None
+    sinks: Any = None
+
+
+class Settings(NamedTuple):
+    """The static arguments of the kernels.
+
+    Attributes:
+      scale: what the dot products are multiplied by.
+      window: the number of keys that a token attends to, its own included; None for all up to its own.
+      softcap: the bound of the scores; None for none.
+    """
+
+    scale: float
+    window: int | None
+    softcap: float | None

@@ -1,0 +1,146 @@
+"""The arguments of the public functions, checked and brought to one form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.authoring import check_sizes, describe, hide_frames, static_int
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import as_int32, as_real, is_float, is_integer
+from tilekern.kernels.paged_attention.arguments import Cache, Settings, Tables, Terms
+
+hide_frames(__file__)
+
+QUANTIZED = ("int8", "float8_e4m3fn", "float8_e5m2")
+"""The dtypes of caches beside that of the queries."""
+
+
+def cache(function: str, query: Any, kv_pages: Any) -> Cache:
+    """The cache, whose arrays fit query[T, N, H].
+
+    Raises:
+      ArgumentError: shapes or dtypes do not fit.
+    """
+    is_pair = isinstance(kv_pages, (tuple, list)) and len(kv_pages) == 2
+    found = Cache(kv_pages[0], kv_pages[1]) if is_pair else Cache(kv_pages, None)
+    named = {"query": query, "kv_pages": found.keys} | ({} if found.values is None else {"values": found.values})
+    check_sizes(function, named)
+    fits = is_float(query) and query.ndim == 3
+    fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a) for a in found if a is not None)
+    fits = fits and found.keys.shape[3] == query.shape[2] and found.keys.shape[1] > 0
+    if fits and found.values is None:
+        fits = found.keys.shape[2] % 2 == 0
+    elif fits:
+        fits = found.keys.shape[:3] == found.values.shape[:3] and found.keys.dtype == found.values.dtype
+    fits = fits and (query.shape[1] % found.heads == 0 if found.heads else query.shape[1] == 0)
+    if fits:
+        return found
+    raise ArgumentError(
+        f"the arrays of {function} do not fit",
+        expected="query[T, N, H] of a float dtype, and kv_pages[pages, page, 2 K, H], or a pair of keys[pages, page, "
+        f"K, H] and values[pages, page, K, Hv], of the query's dtype or {', '.join(QUANTIZED)}; K divides N",
+        got=", ".join(f"{name} = {describe(x)}" for name, x in named.items()),
+        fix="cast the query with .astype; one array has the keys of head g at 2 g, its values at 2 g + 1",
+    )
+
+
+def tables(
+    function: str, tokens: int, kv_lens: Any, page_indices: Any, cu_q_lens: Any = None, num_seqs: Any = None
+) -> Tables:
+    """The tables as arrays of int32; without `cu_q_lens` each sequence has one token.
+
+    Raises:
+      ArgumentError: shapes or dtypes do not fit.
+    """
+    named = {"kv_lens": kv_lens, "page_indices": page_indices}
+    named |= {} if cu_q_lens is None else {"cu_q_lens": cu_q_lens}
+    check_sizes(function, named)
+    fits = all(map(is_integer, named.values())) and kv_lens.ndim == 1 and page_indices.ndim == 2
+    fits = fits and page_indices.shape[0] == kv_lens.shape[0]
+    if fits:
+        fits = kv_lens.shape[0] == tokens if cu_q_lens is None else cu_q_lens.shape == (kv_lens.shape[0] + 1,)
+    if not fits:
+        rows = f"kv_lens[{tokens}], a length for each query, and page_indices[{tokens}, P]"
+        ragged = "kv_lens[S], page_indices[S, P] and cu_q_lens[S + 1]"
+        raise ArgumentError(
+            f"the tables of {function} do not fit",
+            expected=f"{rows if cu_q_lens is None else ragged}, of integers",
+            got=", ".join(f"{name} = {describe(x)}" for name, x in named.items()),
+            fix="give each sequence a row of page_indices; unused entries may hold anything",
+        )
+    starts = jnp.arange(tokens + 1, dtype=jnp.int32) if cu_q_lens is None else as_int32(cu_q_lens)
+    return Tables(starts, as_int32(kv_lens), as_int32(page_indices), _count(function, num_seqs, kv_lens.shape[0]))
+
+
+def _count(function: str, num_seqs: Any, sequences: int) -> jax.Array:
+    if num_seqs is None:
+        return jnp.full(1, sequences, jnp.int32)
+    if is_integer(num_seqs) and num_seqs.shape in ((), (1,)):
+        return as_int32(num_seqs).reshape(1)
+    if isinstance(num_seqs, int) and not isinstance(num_seqs, bool) and 0 <= num_seqs <= sequences:
+        return jnp.full(1, num_seqs, jnp.int32)
+    raise ArgumentError(
+        f"{function} takes no such number of sequences",
+        expected=f"an int from 0 to {sequences}, or an integer array of shape () or (1,)",
+        got=f"num_seqs = {describe(num_seqs)}",
+        fix="leave it out if all rows of page_indices are sequences",
+    )
+
+
+def settings(function: str, width: int, scale: Any, window: Any, softcap: Any) -> Settings:
+    """The static arguments.
+
+    Raises:
+      ArgumentError: one is not of its range.
+    """
+    number = 1 / math.sqrt(max(width, 1)) if scale is None else as_real(scale)
+    if number is None or not math.isfinite(number):
+        raise _wrong(
+            function, "scale", "a finite number, or None", scale, "it is static; multiply a traced one into query"
+        )
+    span = None if window is None else static_int(window, "window", 1)
+    cap = None if softcap is None else as_real(softcap)
+    if softcap is not None and (cap is None or softcap is True or not 1e-30 <= cap <= 1e30):
+        raise _wrong(
+            function, "softcap", "a number from 1e-30 to 1e30, or None", softcap, "leave it out: it bounds the scores"
+        )
+    return Settings(number, span, cap)
+
+
+def terms(function: str, query: Any, pages: Cache, key_scale: Any, value_scale: Any, sinks: Any) -> Terms:
+    """The scales as float32 arrays, and the sinks.
+
+    Raises:
+      ArgumentError: shapes or dtypes do not fit.
+    """
+    if sinks is not None and not (is_float(sinks) and sinks.shape == (query.shape[1],)):
+        raise _wrong(function, "sinks", f"float[{query.shape[1]}], a logit for each head", sinks, "cast with .astype")
+    scales = (_scale(function, name, x, pages) for name, x in (("key_scale", key_scale), ("value_scale", value_scale)))
+    return Terms(*scales, sinks)
+
+
+def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:
+    if scale is None:
+        return None
+    number = as_real(scale)
+    if number is not None:
+        return jnp.full(1, number, jnp.float32)
+    shapes = (), (1,), (pages.heads,), (*pages.keys.shape[:2], pages.heads)
+    if is_float(scale) and scale.shape in shapes:
+        return scale.astype(jnp.float32).reshape(scale.shape or 1)
+    expected = f"a number, or floats of shape (), [{pages.heads}] or {[*shapes[-1]]}"
+    raise _wrong(function, name, expected, scale, "a scale for all, for each head, or for each head of each key")
+
+
+def _holds(query: Any, pages: Any) -> bool:
+    return pages.dtype == query.dtype or str(pages.dtype) in QUANTIZED
+
+
+def _wrong(function: str, name: str, expected: str, value: Any, fix: str) -> ArgumentError:
+    return ArgumentError(
+        f"the argument {name} of {function} does not fit", expected=expected, got=f"{name} = {describe(value)}", fix=fix
+    )

@@ -1,0 +1,88 @@
+"""The blocks of the ops and kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilekern as tk
+from tilekern.kernels.blocks import power_of_two
+from tilekern.kernels.paged_attention.arguments import Cache, Tables
+from tilekern.kernels.paged_attention.kernel import attention_of_parts, attention_of_tokens
+from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
+
+
+def keys_of_tile(cache: Cache, most: int) -> int:
+    """The largest number of keys up to `most` that is whole pages, or that divides a page."""
+    if cache.page <= most:
+        return cache.page * (most // cache.page)
+    return max(n for n in range(1, most + 1) if cache.page % n == 0)
+
+
+def _parts(cache: Cache, tables: Tables, device: tk.Device) -> int:
+    """So many parts of the keys that all cores have work, where each part may have 512 keys or more.
+
+    A multiprocessor of a GPU runs four programs, which wait for their loads at different times. A TPU's cores compute
+    all programs in turn.
+    """
+    programs = tables.lengths.shape[0] * cache.heads
+    wanted = {"cpu": 16, "tpu": 1}.get(device.platform, 4 * device.cores)
+    return max(1, min(tk.cdiv(wanted, max(1, programs)), tables.pages.shape[1] * cache.page // 512))
+
+
+def _few(query: Any, cache: Cache, tables: Tables) -> int:
+    """The mean number of tokens of a sequence, as long as 16 rows, the least of a product on GPUs, hold them."""
+    mean, group = tk.cdiv(query.shape[0], max(1, tables.lengths.shape[0])), query.shape[1] // max(1, cache.heads)
+    return max(1, min(mean, 16 // max(1, group)))
+
+
+@decode_op.schedule("cpu")
+@decode_op.schedule("cuda")
+@decode_op.schedule("tpu")
+def _decode(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Device) -> dict[str, int]:
+    return {"parts": _parts(cache, tables, device)}
+
+
+@paged_attention_op.schedule("cpu")
+@paged_attention_op.schedule("cuda")
+@paged_attention_op.schedule("tpu")
+def _ragged(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Device) -> dict[str, int]:
+    """Tiles of about 128 rows, the tokens of all heads that share a head of the keys; more rows on CPUs and TPUs."""
+    rows, group = 256 if device.platform in ("cpu", "tpu") else 128, query.shape[1] // max(1, cache.heads)
+    block_q = power_of_two(query.shape[0], max(1, rows // max(1, group)), 8)
+    return {"few": _few(query, cache, tables), "parts": _parts(cache, tables, device), "block_q": block_q}
+
+
+@attention_of_tokens.schedule("cpu")
+def _tokens_cpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    return {"block_k": keys_of_tile(cache, 256)}
+
+
+@attention_of_tokens.schedule("cuda")
+def _tokens_cuda(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    """Keys and values of two stages beside the queries."""
+    wide = max(cache.keys.shape[3], cache.width)
+    return {"block_k": keys_of_tile(cache, 128 if wide <= 128 else 64 if wide <= 256 else 32), "num_warps": 8}
+
+
+@attention_of_tokens.schedule("tpu")
+def _tokens_tpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    """All heads in a tile: a page is fetched as it lies in memory, and once."""
+    return {"block_k": keys_of_tile(cache, 256), "block_g": cache.heads}
+
+
+@attention_of_parts.schedule("cpu")
+def _parts_cpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    return {"block_k": keys_of_tile(cache, 256)}
+
+
+@attention_of_parts.schedule("cuda")
+def _parts_cuda(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    """Few rows: loading keys and values takes the time, three stages of loads are in flight."""
+    wide = max(cache.keys.shape[3], cache.width)
+    return {"block_k": keys_of_tile(cache, 64 if wide <= 256 else 32), "num_warps": 4, "num_stages": 3}
+
+
+@attention_of_parts.schedule("tpu")
+def _parts_tpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    """All heads in a tile, as for tokens."""
+    return {"block_k": keys_of_tile(cache, 256), "block_g": cache.heads}
