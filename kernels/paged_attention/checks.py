@@ -119,8 +119,8 @@ def terms(function: str, query: Any, pages: Cache, key_scale: Any, value_scale: 
     """
     if sinks is not None and not (is_float(sinks) and sinks.shape == (query.shape[1],)):
         raise _wrong(function, "sinks", f"float[{query.shape[1]}], a logit for each head", sinks, "cast with .astype")
-    scales = (_scale(function, name, x, pages) for name, x in (("key_scale", key_scale), ("value_scale", value_scale)))
-    return Terms(*scales, sinks)
+    of_keys = _scale(function, "key_scale", key_scale, pages)
+    return Terms(of_keys, _scale(function, "value_scale", value_scale, pages), sinks)
 
 
 def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:

@@ -28,9 +28,9 @@ class Softmax(NamedTuple):
       weighted: [G, R, Hv], the sum of the values.
     """
 
-    largest: jax.Array
-    total: jax.Array
-    weighted: jax.Array
+    largest: Any
+    total: Any
+    weighted: Any
 
 
 class Keys(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,9 @@ def reference(
     return_logsumexp: bool = False,
 ) -> Any:
     """The result of `ragged_paged_attention`, or without `cu_q_lens` of `paged_attention`; takes T S keys of memory."""
-    keys, values = kv_pages if isinstance(kv_pages, (tuple, list)) else (kv_pages[:, :, ::2], kv_pages[:, :, 1::2])
+    is_pair = isinstance(kv_pages, (tuple, list))
+    pair: Any = kv_pages if is_pair else (kv_pages[:, :, ::2], kv_pages[:, :, 1::2])
+    keys, values = cast(Sequence[jax.Array], pair)
     (tokens, heads, width), page = query.shape, keys.shape[1]
     starts = jnp.arange(tokens + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
     count = kv_lens.shape[0] if num_seqs is None else jnp.asarray(num_seqs).reshape(())
