@@ -131,8 +131,8 @@ class Keys(NamedTuple):
             return self._tile(pairs, places, 0), self._tile(pairs, places, 1)
         if values is None:
             pairs = _joined([keys[(*place, self.g * 2)] for place in places])
-            pairs = pairs.reshape(self.block_k, self.g.size, 2, pairs.shape[-1])
-            return jnp.swapaxes(pairs[:, :, 0], 0, 1), jnp.swapaxes(pairs[:, :, 1], 0, 1)
+            pairs = jnp.swapaxes(pairs, 0, 1).reshape(self.g.size, 2, self.block_k, pairs.shape[-1])
+            return pairs[:, 0], pairs[:, 1]
         return self._tile(keys, places, self.heads), self._tile(values, places, self.heads)
 
     def _tile(self, array: Any, places: Sequence[tuple[Any, Any]], heads: Any) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tilekern.errors import ArgumentError
 from tilekern.kernels.paged_attention import paged_attention, ragged_paged_attention, reference
@@ -204,6 +205,35 @@ def test_under_jit_and_vmap() -> None:
     run = jax.jit(jax.vmap(paged_attention, (0, None, None, None)))
     found = run(jnp.stack([query, query + 1]), cache, lengths, table)
     np.testing.assert_allclose(found[1], paged_attention(query + 1, cache, lengths, table), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.one_backend
+def test_a_call_is_exported() -> None:
+    arguments, _ = problem()
+    exported = jax.export.export(jax.jit(ragged_paged_attention))(*arguments)
+    found = jax.export.deserialize(exported.serialize()).call(*arguments)
+    np.testing.assert_allclose(found, ragged_paged_attention(*arguments), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("separate", [False, True])
+def test_devices_divide_the_heads(kind: AxisType, separate: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """Without a collective; XLA, which merges parts, rounds arrays of other shapes otherwise."""
+    arguments, _ = problem()
+    pages = arguments[1]
+    arguments[1] = (pages[:, :, ::2].copy(), pages[:, :, 1::2].copy()) if separate else pages
+    mesh = jax.make_mesh((2,), ("heads",), axis_types=(kind,))
+    by_head = [NamedSharding(mesh, PartitionSpec(*(None,) * n, "heads", None)) for n in range(3)]
+    query = jax.device_put(arguments[0], by_head[1])
+    placed = jax.tree.map(lambda x: jax.device_put(x, by_head[2]), arguments[1])
+    run = jax.jit(ragged_paged_attention)
+    with jax.set_mesh(mesh):
+        compiled = run.lower(query, placed, *arguments[2:]).compile()
+        found = compiled(query, placed, *arguments[2:])
+    assert not any(name in compiled.as_text() for name in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    assert not recwarn.list and found.sharding.spec == PartitionSpec(None, "heads", None)
+    np.testing.assert_allclose(found, run(*arguments), rtol=2e-6, atol=2e-7)
 
 
 # --- wrong calls -----------------------------------------------------------------------------------------------------
