@@ -46,8 +46,12 @@ def _decode(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Dev
 @paged_attention_op.schedule("cuda")
 @paged_attention_op.schedule("tpu")
 def _ragged(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Device) -> dict[str, int]:
-    """Tiles of about 128 rows, the tokens of all heads that share a head of the keys; more rows on CPUs and TPUs."""
-    rows, group = 256 if device.platform in ("cpu", "tpu") else 128, query.shape[1] // max(1, cache.heads)
+    """Tiles of about 128 rows, the tokens of all heads that share a head of the keys.
+
+    More rows on CPUs and TPUs, less on GPUs without tensor cores for the dtype.
+    """
+    rows = 256 if device.platform in ("cpu", "tpu") else 128 if query.dtype.itemsize == 2 else 64
+    group = query.shape[1] // max(1, cache.heads)
     block_q = power_of_two(query.shape[0], max(1, rows // max(1, group)), 8)
     return {"few": _few(query, cache, tables), "parts": _parts(cache, tables, device), "block_q": block_q}
 
@@ -58,10 +62,14 @@ def _tokens_cpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -
 
 
 @attention_of_tokens.schedule("cuda")
-def _tokens_cuda(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+def _tokens_cuda(query: Any, items: Any, cache: Cache, tables: Any, terms: Any, device: tk.Device) -> dict[str, int]:
     """Keys and values of two stages beside the queries."""
     wide = max(cache.keys.shape[3], cache.width)
-    return {"block_k": keys_of_tile(cache, 128 if wide <= 128 else 64 if wide <= 256 else 32), "num_warps": 8}
+    if query.dtype.itemsize > 2:
+        return {"block_k": keys_of_tile(cache, 16), "num_warps": 8, "num_stages": 1}  # all operands in registers
+    # "mma" takes its operands from registers.
+    most = 128 if wide <= 128 and device.matrix_unit != "mma" else 64 if wide <= 256 else 32
+    return {"block_k": keys_of_tile(cache, most), "num_warps": 8}
 
 
 @attention_of_tokens.schedule("tpu")
@@ -79,7 +87,12 @@ def _parts_cpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, i
 def _parts_cuda(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
     """Few rows: loading keys and values takes the time, three stages of loads are in flight."""
     wide = max(cache.keys.shape[3], cache.width)
-    return {"block_k": keys_of_tile(cache, 64 if wide <= 256 else 32), "num_warps": 4, "num_stages": 3}
+    if query.dtype.itemsize > 2:
+        # No tensor cores: operands and sums are all in registers.
+        num_warps = 8 if query.shape[2] > 32 else 4
+        return {"block_k": keys_of_tile(cache, 16), "num_warps": num_warps, "num_stages": 2}
+    num_warps = 8 if query.shape[2] > 64 else 4
+    return {"block_k": keys_of_tile(cache, 64 if wide <= 256 else 32), "num_warps": num_warps, "num_stages": 3}
 
 
 @attention_of_parts.schedule("tpu")
