@@ -14,17 +14,15 @@ from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
 
 hide_frames(__file__)
 
-type Pages = jax.Array | tuple[jax.Array, jax.Array]
-
 
 @overload
 def ragged_paged_attention(
     query: jax.Array,
-    kv_pages: Pages,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
     kv_lens: jax.Array,
     page_indices: jax.Array,
     cu_q_lens: jax.Array,
-    num_seqs: Any = None,
+    num_seqs: jax.Array | int | None = None,
     *,
     return_logsumexp: Literal[False] = False,
     **options: Any,
@@ -32,11 +30,11 @@ def ragged_paged_attention(
 @overload
 def ragged_paged_attention(
     query: jax.Array,
-    kv_pages: Pages,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
     kv_lens: jax.Array,
     page_indices: jax.Array,
     cu_q_lens: jax.Array,
-    num_seqs: Any = None,
+    num_seqs: jax.Array | int | None = None,
     *,
     return_logsumexp: Literal[True],
     **options: Any,
@@ -44,18 +42,18 @@ def ragged_paged_attention(
 @takes_python_numbers
 def ragged_paged_attention(
     query: jax.Array,
-    kv_pages: Pages,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
     kv_lens: jax.Array,
     page_indices: jax.Array,
     cu_q_lens: jax.Array,
-    num_seqs: Any = None,
+    num_seqs: jax.Array | int | None = None,
     *,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
+    key_scale: jax.Array | float | None = None,
+    value_scale: jax.Array | float | None = None,
     return_logsumexp: bool = False,
     target: str | None = None,
     **blocks: int | None,
@@ -131,7 +129,7 @@ def ragged_paged_attention(
 @takes_python_numbers
 def paged_attention(
     query: jax.Array,
-    kv_pages: Pages,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
     kv_lens: jax.Array,
     page_indices: jax.Array,
     *,
@@ -139,10 +137,10 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
+    key_scale: jax.Array | float | None = None,
+    value_scale: jax.Array | float | None = None,
     target: str | None = None,
-    parts: int | None = None,
+    **blocks: int | None,
 ) -> jax.Array:
     """`ragged_paged_attention` of one token for each sequence: a step of decoding.
 
@@ -158,8 +156,8 @@ def paged_attention(
       key_scale: what keys are multiplied by, as in `ragged_paged_attention`.
       value_scale: the same for values.
       target: lower for this target's blocks, e.g. "cpu:xla".
-      parts: into how many parts the keys of a sequence are split, for programs of their own, instead of the schedule's;
-        it does not change the result beyond rounding.
+      **blocks: `parts`, into how many parts the keys of a sequence are split, for programs of their own, instead of the
+        schedule's number; it does not change the result beyond rounding.
 
     Returns:
       out[B, N, Hv] in the query's dtype; 0 for a sequence of length 0.
@@ -180,4 +178,4 @@ def paged_attention(
     terms = checks.terms("paged_attention", query, cache, key_scale, value_scale, sinks)
     if query.size == 0:
         return jnp.zeros((*query.shape[:2], cache.width), query.dtype)
-    return decode_op(query, cache, tables, terms, settings=settings, target=target, parts=parts)
+    return decode_op(query, cache, tables, terms, settings=settings, target=target, **blocks)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import check_sizes, describe, hide_frames, static_int
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_int32, as_real, is_float, is_integer
+from tilekern.kernels.checks import as_int32, as_real, is_float, is_integer
 from tilekern.kernels.paged_attention.arguments import Cache, Settings, Tables, Terms
 
 hide_frames(__file__)

@@ -12,21 +12,26 @@ import jax.numpy as jnp
 
 def reference(
     query: jax.Array,
-    kv_pages: Any,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
     kv_lens: jax.Array,
     page_indices: jax.Array,
     cu_q_lens: jax.Array | None = None,
-    num_seqs: Any = None,
+    num_seqs: jax.Array | int | None = None,
     *,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
+    key_scale: jax.Array | float | None = None,
+    value_scale: jax.Array | float | None = None,
     return_logsumexp: bool = False,
-) -> Any:
-    """The result of `ragged_paged_attention`, or without `cu_q_lens` of `paged_attention`; takes T S keys of memory."""
+    dtype: Any = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """The result of `ragged_paged_attention`, or without `cu_q_lens` of `paged_attention`, computed in `dtype`.
+
+    `dtype` None stands for float32, or float64 for float64 queries. It takes the memory of all keys for each token.
+    """
+    wide = dtype or jnp.promote_types(query.dtype, jnp.float32)
     is_pair = isinstance(kv_pages, (tuple, list))
     pair: Any = kv_pages if is_pair else (kv_pages[:, :, ::2], kv_pages[:, :, 1::2])
     keys, values = cast(Sequence[jax.Array], pair)
@@ -45,17 +50,17 @@ def reference(
 
     def gathered(pages: jax.Array, scale: Any) -> jax.Array:
         """[T, P page, N, width] of pages [pages, page, K, width], with zeros where a token does not attend."""
-        scale = jnp.asarray(1.0 if scale is None else scale, query.dtype)
-        pages = pages.astype(query.dtype) * (scale[..., None] if scale.ndim else scale)
+        scale = jnp.asarray(1.0 if scale is None else scale, wide)
+        pages = pages.astype(wide) * (scale[..., None] if scale.ndim else scale)
         tile = pages[page_indices[sequence]].reshape(tokens, -1, *pages.shape[2:])
         return jnp.repeat(jnp.where(attends[:, :, None, None], tile, 0), heads // pages.shape[2], axis=2)
 
-    scores = jnp.einsum("tnh,tsnh->tns", query, gathered(keys, key_scale))
+    scores = jnp.einsum("tnh,tsnh->tns", query.astype(wide), gathered(keys, key_scale))
     scores = scores * (1 / math.sqrt(max(width, 1)) if scale is None else scale)
     scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(attends[:, None, :], scores, -jnp.inf)
     if sinks is not None:
-        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks[:, None], (tokens, heads, 1))], axis=2)
+        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks.astype(wide)[:, None], (tokens, heads, 1))], axis=2)
     logsumexp = jax.nn.logsumexp(scores, axis=2)
     weights = jnp.exp(scores - jnp.where(logsumexp == -jnp.inf, 0, logsumexp)[..., None])
     weights = jnp.where(sequence[:, None, None] >= 0, weights, 0)

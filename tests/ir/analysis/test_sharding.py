@@ -30,9 +30,11 @@ LIBRARY = {
     "linear_attention": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b log_decay.1 n "
     "-> b out.1 n j, b n final_state.2 j",
     "matmul": "axis0 k, k axis1 -> axis0 axis1",
+    "paged_attention": "query.0 g query.2 query.3, cache.keys.0 cache.keys.1 g cache.keys.3, tables.starts.0, "
+    "tables.lengths.0, tables.pages.0 tables.pages.1, tables.count.0 -> largest.0 largest.1 g largest.3, "
+    "total.0 total.1 g total.3, weighted.0 weighted.1 g weighted.3 weighted.4",
     "rg_lru": "b x.1 j, b input_gate.1 j, b recurrence_gate.1 j, j -> b out.1 j, b j",
-    "selective_scan": "i x.1 j, i delta.1 j, j a.1, i b.1 b.2, i c.1 c.2, j, i z.1 j, j "
-    "-> i out.1 j, i j final_state.2",
+    "selective_scan": "i x.1 j, i dt.1 j, j a.1, i b.1 b.2, i c.1 c.2, j, i z.1 j, j -> i out.1 j, i j final_state.2",
     "ragged_dot": "lhs.0 k, rhs.0 k j, ends.0 -> out.0 j",
     "rms_norm": "i x.1, weight.0 -> i out.1",
     "rope": "b x.1 n x.3, frequencies.0 -> b out.1 n out.3",

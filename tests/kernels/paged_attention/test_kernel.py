@@ -49,12 +49,12 @@ def check(arguments: list[Any], **keywords: Any) -> None:
     blocks = {name: keywords.pop(name) for name in ("few", "parts", "block_q") if name in keywords}
     leaves, tree = jax.tree.flatten(arguments)
 
-    def definition(*leaves: Any) -> Any:
-        return reference(*jax.tree.unflatten(tree, leaves), return_logsumexp=True, **keywords)
+    def definition(*leaves: Any, dtype: Any = None) -> Any:
+        return reference(*jax.tree.unflatten(tree, leaves), return_logsumexp=True, **keywords, dtype=dtype)
 
     with jax.enable_x64(arguments[0].dtype == np.float64):
         found = ragged_paged_attention(*arguments, return_logsumexp=True, **keywords, **blocks)
-        lows = jax.jit(definition)(*leaves)
+        lows = jax.jit(partial(definition, dtype=arguments[0].dtype))(*leaves)
     for out, oracle, low in zip(found, in_float64(definition, *leaves), lows, strict=True):
         assert_close(out, oracle, np.asarray(low).astype(out.dtype), length=64)
 
@@ -153,7 +153,7 @@ def test_small_cases(case: Case, dtype: str) -> None:
     small = case.small()
     arrays = small.arrays(jax.random.key(0), dtype)
     out = paged_attention(*arrays, **small.keywords)
-    low = jax.jit(partial(reference, **small.keywords))(*arrays)
+    low = jax.jit(partial(reference, **small.keywords, dtype=dtype))(*arrays)
     oracle = in_float64(partial(reference, **small.keywords), *arrays)
     assert_close(out, oracle, low, length=small.keys)
 
