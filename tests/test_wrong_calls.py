@@ -120,6 +120,7 @@ FUNCTIONS: dict[str, Call] = {
     "load": of(tk.load, "no file", inside=False),
     "op": of(declare(tk.op), out_type=lambda x: x, linear=("x",), inside=False),
     "parallel": of(tk.parallel, 1, 1, order="descending"),
+    "patch": of(tk.patch, "softmax", strict=True, inside=False),
     "points": of(tk.points, 1, 2),
     "random_bits": of(tk.random_bits, jnp.zeros(2, jnp.uint32), 1, 2),
     "serial": of(tk.serial, 16, 4, start=0, stop=16, reverse=False, whole_tiles=False),
@@ -275,6 +276,7 @@ RIGHT: dict[str, dict[str, set[str]]] = {
     "load": {"0": {"a string"}},  # there is no such file: an OSError
     "op": {"out_type": {"a function", "a class"}},
     "parallel": {"1": {"None"}, "order": {"None"}},
+    "patch": {"strict": FLAGS, "call": {"too few"}},
     "points": dict.fromkeys("01", WHOLE | VECTORS),
     "random_bits": dict.fromkeys("12", {"a negative number"} | VECTORS),
     "serial": {"1": {"None"}, "start": WHOLE, "stop": WHOLE | {"None"}, "reverse": FLAGS, "whole_tiles": FLAGS},

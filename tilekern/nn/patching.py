@@ -6,13 +6,13 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
 
-from tilekern.authoring import hide_frames
-from tilekern.errors import ArgumentError
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError, checked
 from tilekern.lang.state import is_tracing_body
 from tilekern.nn.attention import dot_product_attention
 from tilekern.nn.products import ragged_dot, scaled_matmul
@@ -39,8 +39,8 @@ _holders: Counter[str] = Counter()
 _dispatchers: dict[str, Callable[..., Any]] = {}
 
 
-@contextmanager
-def patch(*names: str, strict: bool = False) -> Generator[None]:
+@checked
+def patch(*names: str, strict: bool = False) -> AbstractContextManager[None]:
     """Let functions of `jax.nn` and `jax.lax` run on our kernels within a `with`, and restore them after it.
 
     A model whose code calls `jax.nn.dot_product_attention`, as attention of Flax' NNX and of Keras does, runs on flash
@@ -57,7 +57,7 @@ def patch(*names: str, strict: bool = False) -> Generator[None]:
       strict: raise our error where our function refuses a call.
 
     Raises:
-      tilekern.errors.ArgumentError: no function of such a name is replaced.
+      tilekern.errors.ArgumentError: no function of such a name is replaced, or `strict` is not a bool.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -70,22 +70,26 @@ def patch(*names: str, strict: bool = False) -> Generator[None]:
       >>> "flash_attention" in str(jax.make_jaxpr(attend)(jnp.ones((1, 8, 2, 4))))
       False
     """
-    for name in names:
-        if name not in _REPLACEMENTS:
-            raise ArgumentError(
-                "patch replaces no function of this name",
-                expected=f"names of {', '.join(_REPLACEMENTS)}",
-                got=f"{name!r}",
-                fix="leave names out to replace all",
-            )
-    chosen = names or tuple(_REPLACEMENTS)
-    active = dict(_active.value) | dict.fromkeys(chosen, strict)
-    _install(chosen)
+    unknown = [name for name in names if type(name) is not str or name not in _REPLACEMENTS]
+    if unknown or type(strict) is not bool:
+        raise ArgumentError(
+            "patch replaces no function of this name" if unknown else "patch is strict, or it is not",
+            expected=f"names of {', '.join(_REPLACEMENTS)}; strict=True or False",
+            got=describe(unknown[0]) if unknown else f"strict = {describe(strict)}",
+            fix="leave names out to replace all",
+        )
+    return _patched(names or tuple(_REPLACEMENTS), strict)
+
+
+@contextmanager
+def _patched(names: tuple[str, ...], strict: bool) -> Generator[None]:
+    active = dict(_active.value) | dict.fromkeys(names, strict)
+    _install(names)
     try:
         with _active(tuple(sorted(active.items()))):
             yield
     finally:
-        _remove(chosen)
+        _remove(names)
 
 
 def _install(names: tuple[str, ...]) -> None:
