@@ -89,8 +89,8 @@ def _parts_cuda(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, 
     wide = max(cache.keys.shape[3], cache.width)
     if query.dtype.itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        num_warps = 8 if query.shape[2] > 32 else 4
-        return {"block_k": keys_of_tile(cache, 16), "num_warps": num_warps, "num_stages": 2}
+        block_k, num_warps = (8, 8) if query.shape[2] > 32 else (16, 4)
+        return {"block_k": keys_of_tile(cache, block_k), "num_warps": num_warps, "num_stages": 2}
     num_warps = 8 if query.shape[2] > 64 else 4
     return {"block_k": keys_of_tile(cache, 64 if wide <= 256 else 32), "num_warps": num_warps, "num_stages": 3}
 

@@ -18,7 +18,7 @@ from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import ArgumentError, UnsupportedError
 from tilekern.kernel import entry
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
-from tilekern.kernels.matmul import matmul
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.softmax.kernel import softmax_forward
 
 X = numbers(5)
