@@ -12,6 +12,7 @@ from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_int32, as_real, as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
+from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
@@ -51,6 +52,7 @@ def cross_entropy(
     block_d: int | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
 @takes_python_numbers
+@maps_symbols(hidden=1, labels=0)
 def cross_entropy(
     hidden: jax.Array,
     weight: jax.Array,

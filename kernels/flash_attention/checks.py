@@ -327,6 +327,13 @@ def key_data(key: Any) -> jax.Array:
     raise _wrong("dropout_key", "a threefry key of jax.random, or its data, uint32[2]", key, fix)
 
 
+def place_in_batch(arguments: Mapping[str, Any]) -> str | None:
+    """The name of an argument that depends on the place b of an element in the batch; None if none does."""
+    named = next((name for name in ("mask_mod", "score_mod", "block_map") if arguments[name] is not None), None)
+    drops = not arguments["dropout_broadcast"] and as_real(arguments["dropout_rate"]) != 0
+    return named or ("dropout_rate" if drops else None)
+
+
 def precision(argument: Any) -> tuple[str | None, str | None]:
     """The precisions of (query key, weights value)."""
     pair = cast(tuple[Any, ...], argument) if isinstance(argument, tuple) else (argument, argument)

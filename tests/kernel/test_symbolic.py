@@ -1,8 +1,9 @@
-"""Sizes that are symbols, as `jax.export` has them: a batch of any size under `jax.vmap`, and a refusal elsewhere."""
+"""Sizes that are symbols, as `jax.export` has them: batches of any size, and a refusal elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,13 +13,14 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
+from tilekern import nn
 from tilekern.errors import ArgumentError, ConcreteValueError
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.layer_norm import layer_norm
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.ragged_dot import ragged_dot
-from tilekern.kernels.rms_norm import rms_norm
+from tilekern.kernels.rms_norm import add_rms_norm, rms_norm
 from tilekern.kernels.rope import rope
 from tilekern.kernels.softmax import softmax
 from tilekern.kernels.swiglu import swiglu
@@ -127,38 +129,99 @@ def test_a_call_is_refused_in_every_program(refuse: Callable[[Any], Any]) -> Non
         refuse(symbol("b", 7))
 
 
-def library() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+def library() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]]:
+    """Functions, types, and what is said of the first symbol that is no batch."""
     n = jax.ShapeDtypeStruct
     f = jnp.float32
-    heads = symbol("b", 8, 2, 4)
     length = symbol(2, "t", 2, 4)
     rows = symbol("b", 8)
-    ints = symbol("b", dtype=jnp.int32)
-    w = n((8,), f)
     return {
-        "attention": (flash_attention, (heads, heads, heads)),
-        "attention by length": (flash_attention, (length, length, length)),
-        "nn": (dot_product_attention, (heads, heads, heads)),
-        "nn by length": (dot_product_attention, (length, length, length)),
-        "softmax": (softmax, (rows,)),
-        "softmax of columns": (softmax, (symbol(8, "n"),)),
-        "rms_norm": (rms_norm, (rows, w)),
-        "layer_norm": (layer_norm, (rows, w, w)),
-        "swiglu": (swiglu, (rows, rows)),
-        "matmul": (matmul, (rows, n((8, 4), f))),
-        "ragged_dot": (ragged_dot, (rows, n((3, 8, 4), f), n((3,), jnp.int32))),
-        "rope": (rope, (length, symbol(2, "t", dtype=jnp.int32))),
-        "cross_entropy": (cross_entropy, (rows, n((8, 16), f), ints)),
+        "attention": (flash_attention, (length, length, length), "dim 1 is the symbol t"),
+        "nn": (dot_product_attention, (length, length, length), "dim 1 is the symbol t"),
+        "softmax of columns": (softmax, (symbol(8, "n"),), "dim 1 is the symbol n"),
+        "softmax of a batch": (partial(softmax, axis=0), (rows,), "dim 0 is the symbol b"),
+        "softmax of rows": (partial(softmax, axis=-2), (symbol(4, "b", 8),), "dim 1 is the symbol b"),
+        "norm": (rms_norm, (symbol("b", "c"), symbol("c")), "dim 1 is the symbol c"),
+        "matmul": (matmul, (rows, n((8, 4), f)), "float32[b, 8]"),
+        "ragged_dot": (ragged_dot, (rows, n((3, 8, 4), f), n((3,), jnp.int32)), "float32[b, 8]"),
+        "rope": (rope, (length, symbol(2, "t", dtype=jnp.int32)), "dim 1 is the symbol t"),
+        "cross_entropy": (cross_entropy, (n((3, 8), f), symbol(8, "v"), n((3,), jnp.int32)), "float32[8, v]"),
     }
 
 
 @pytest.mark.parametrize("name", library())
-def test_library_functions_refuse_alike(name: str) -> None:
-    function, types = library()[name]
+def test_library_functions_name_the_dim_that_they_refuse(name: str) -> None:
+    function, types, got = library()[name]
     with pytest.raises(ArgumentError, match="needs arrays of known sizes") as raised:
         jax.eval_shape(lambda *arrays: function(*arrays), *types)
     assert raised.value.loc.file == __file__
-    assert "jax.vmap" in raised.value.fix
+    assert "jax.vmap" in raised.value.fix and got in raised.value.got
+
+
+PLACES: dict[str, Any] = {
+    "mask_mod": lambda b, n, i, j: i >= j * b,
+    "score_mod": lambda s, b, n, i, j: s + b,
+    "dropout_rate": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_attention_of_an_unknown_batch_cannot_depend_on_the_place_in_it(name: str) -> None:
+    """Under `jax.vmap` b would be 0 for all elements."""
+    heads, keywords = symbol("b", 8, 2, 4), {name: PLACES[name]}
+    with pytest.raises(ArgumentError, match="needs arrays of known sizes") as raised:
+        jax.eval_shape(lambda q: flash_attention(q, q, q, dropout_key=jax.random.key(0), **keywords), heads)
+    assert f"{name}, which depends on the place" in raised.value.expected
+
+
+# --- batches of library functions -------------------------------------------------------------------------------------
+
+ONES, MASK = np.full((8, 16), 1 / 8, np.float32), (np.arange(81) % 5 > 1).reshape(1, 1, 9, 9)
+SAME = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0), "dropout_broadcast": True}
+BATCHES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "rms_norm": (lambda x: rms_norm(x, ONES[0, :8]), (("b", "t", 8),), ((3, 4, 8),)),
+    "add_rms_norm": (add_rms_norm, ((2, "b", 8),) * 2, ((2, 3, 8),) * 2),
+    "layer_norm": (layer_norm, (("b", 8),), ((3, 8),)),
+    "softmax": (partial(softmax, axis=-2), (("b", 4, 8),), ((3, 4, 8),)),
+    "nn.log_softmax": (lambda x: nn.log_softmax(x, where=x > -1), (("b", "t", 8),), ((3, 4, 8),)),
+    "nn.layer_norm": (lambda x: nn.layer_norm(x, ONES[0, :8]), (("b", 4, 8),), ((3, 4, 8),)),
+    "swiglu": (swiglu, (("b", 4, 8),) * 2, ((3, 4, 8),) * 2),
+    "rope": (lambda x: rope(x, jnp.arange(5)), (("b", 5, 2, 8),), ((3, 5, 2, 8),)),
+    "cross_entropy": (
+        lambda h, x: cross_entropy(h, ONES, x.astype(jnp.int32)[..., 0]),
+        (("b", 4, 8), ("b", 4, 1)),
+        ((3, 4, 8), (3, 4, 1)),
+    ),
+    "attention": (
+        lambda q, k: flash_attention(q, k, k, None, MASK, causal=True, **SAME),
+        (("b", 9, 4, 8), ("b", 9, 2, 8)),
+        ((3, 9, 4, 8), (3, 9, 2, 8)),
+    ),
+    "attention of lengths": (
+        lambda q, x: flash_attention(
+            q, q, q, kv_lengths=(x[:, 0] * 9).astype(jnp.int32), segment_ids=((x > 0) * 1, (x > 0) * 1)
+        ),
+        (("b", 9, 4, 8), ("b", 9)),
+        ((3, 9, 4, 8), (3, 9)),
+    ),
+    "nn": (
+        lambda q, m: dot_product_attention(q, q, q, mask=m > 0, is_causal=True),
+        (("b", 9, 4, 8), ("b", 1, 9, 9)),
+        ((3, 9, 4, 8), (3, 1, 9, 9)),
+    ),
+    "attention_fn": (lambda q: nn.attention_fn(q, q, q, mask=MASK), (("b", 9, 4, 8),), ((3, 9, 4, 8),)),
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_unknown_size(name: str) -> None:
+    function, types, shapes = BATCHES[name]
+    random = np.random.default_rng(0)
+    arrays = [np.abs(random.standard_normal(s)).astype(np.float32) for s in shapes]
+    run = exported(function, *(symbol(*t) for t in types))
+    for found, expected in zip(*(jax.tree.leaves(f(*arrays)) for f in (run, function)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_array_of_unknown_size_that_a_body_closes_over_is_refused() -> None:
