@@ -103,6 +103,8 @@ KEY = np.zeros(2, np.uint32)
 DROPOUT = {"dropout_rate": 0.5, "broadcast_dropout": False, "deterministic": False}
 RATES = {"learning_rate": 0.5, "eps": 0.5, "weight_decay": 0.5, "nesterov": True}
 
+CACHED = (f(3, 4, 8), f(5, 4, 4, 8), n(3) + 4, n(3, 2))
+PAGED = {"scale": 0.5, "window": 3, "softcap": 2.0, "key_scale": 0.5, "value_scale": 0.25}
 CALLS: dict[str, Call] = {
     "causal_conv1d": Call((f(2, 16, 8), f(4, 8)), {}),
     "cross_entropy": Call((f(4, 16), f(16, 32), n(4)), {**LOSS, "return_logsumexp": True}),
@@ -131,6 +133,12 @@ CALLS: dict[str, Call] = {
     "ragged_dot": Call((f(16, 8), f(2, 32, 8), n(2)), {"transpose_rhs": True}),
     "ragged_contracting_dot": Call((f(16, 8), f(16, 32), n(2)), {}),
     "rg_lru": Call((f(2, 16, 8), f(2, 16, 8), f(2, 16, 8), f(8)), {"exponent": 4.0, "scale_first": True}),
+    "paged_attention": Call(CACHED, PAGED, differentiable=False),
+    "ragged_paged_attention": Call(
+        (*CACHED, np.arange(4, dtype=np.int32)),
+        {**PAGED, "num_seqs": 2, "return_logsumexp": True},
+        differentiable=False,
+    ),
     "add_rms_norm": Call((f(4, 16), f(4, 16), f(16)), NORM),
     "rms_norm": Call((f(4, 16), f(16)), NORM),
     "rms_norm_quantized": Call((f(4, 16), f(16)), {**NORM, "block": 8}),

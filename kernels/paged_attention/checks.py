@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,8 @@ def cache(function: str, query: Any, kv_pages: Any) -> Cache:
     Raises:
       ArgumentError: shapes or dtypes do not fit.
     """
-    is_pair = isinstance(kv_pages, (tuple, list)) and len(kv_pages) == 2
-    found = Cache(kv_pages[0], kv_pages[1]) if is_pair else Cache(kv_pages, None)
+    pair = cast(Sequence[Any], kv_pages if isinstance(kv_pages, (tuple, list)) else (kv_pages, None))
+    found = Cache(*pair) if len(pair) == 2 else Cache(kv_pages, None)
     named = {"query": query, "kv_pages": found.keys} | ({} if found.values is None else {"values": found.values})
     check_sizes(function, named)
     fits = is_float(query) and query.ndim == 3
@@ -35,7 +36,8 @@ def cache(function: str, query: Any, kv_pages: Any) -> Cache:
     if fits and found.values is None:
         fits = found.keys.shape[2] % 2 == 0
     elif fits:
-        fits = found.keys.shape[:3] == found.values.shape[:3] and found.keys.dtype == found.values.dtype
+        keys, values = pair
+        fits = keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype
     fits = fits and (query.shape[1] % found.heads == 0 if found.heads else query.shape[1] == 0)
     if fits:
         return found
