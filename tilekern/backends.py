@@ -2,8 +2,8 @@
 
 Example:
   >>> import tilekern as tk
-  >>> [name for name in tk.backends.BACKENDS]
-  ['xla', 'llvm', 'triton', 'mosaic']
+  >>> print(*tk.backends.BACKENDS)
+  xla llvm triton mosaic
 """
 
 from __future__ import annotations
