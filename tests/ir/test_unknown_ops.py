@@ -223,7 +223,7 @@ def copied(x, out):
 
 def test_an_unknown_op_combines_lanes() -> None:
     """So devices divide an axis only between its tiles, whose lanes it may combine."""
-    copy: Func = copied.trace(np.zeros((16, 8), np.float32))._family._first[1].func
+    copy: Func = copied.trace(np.zeros((16, 8), np.float32)).ir
 
     def rule(op: Op, rewriter: Rewriter) -> list[Value] | None:
         loaded = isinstance(op, Load)

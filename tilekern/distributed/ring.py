@@ -357,7 +357,7 @@ def _cotangents(of: _Derivative, primals: tuple[Any, ...], moved: Sequence[Any])
                 (do, dtotal),
                 config=at.config,
                 needs=needs,
-                guarded=1,
+                guarded=False,
                 target=ring.target,
             )
             queries[at.row] += 0 if shares.query is None else shares.query.astype(wide)

@@ -133,9 +133,9 @@ def test_the_program_as_it_is_has_no_fault() -> None:
     ("old", "new"),
     [
         ("released.index(slot), phase ^ 1)", "released.index(slot), phase)"),
-        ("x_w_released.index(place), count=2", "x_w_released.index(place), count=1"),
+        ("lhs_rhs_released.index(place), count=2", "lhs_rhs_released.index(place), count=1"),
         ("[2, 1], mbarrier.MBarrierLayout([[0]])", "[2, 2], mbarrier.MBarrierLayout([[1]])"),
-        ("mbarrier.expect(x_w_filled.index(slot), 24576)", "mbarrier.expect(x_w_filled.index(slot), 40960)"),
+        ("mbarrier.expect(lhs_rhs_filled.index(slot), 24576)", "mbarrier.expect(lhs_rhs_filled.index(slot), 40960)"),
     ],
 )
 def test_wrong_barriers_of_clusters_are_found(old: str, new: str) -> None:

@@ -31,7 +31,7 @@ def test_a_product_shares_the_tile_that_is_the_same_for_neighbours() -> None:
     plan = planned(product(256, 256, 256))
     assert plan.group.axis == 0 and plan.group.count == 2 and plan.group.blocks == 2 * 4
     (channel,) = plan.unique
-    assert [load.ref.name for load in channel.loads] == ["x", "w"] and channel.shared
+    assert [load.ref.name for load in channel.loads] == ["lhs", "rhs"] and channel.shared
     assert not plan.delayed and not plan.takes_turns
 
 

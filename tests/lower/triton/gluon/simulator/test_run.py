@@ -99,7 +99,7 @@ def test_bytes_that_nobody_announced_are_found() -> None:
 
 def test_a_fault_names_the_users_line() -> None:
     made = made_of(FUNCS["product"])
-    text = re.sub(r"mbarrier\.wait\(x_w_filled.*", "pass", made.text)
+    text = re.sub(r"mbarrier\.wait\(lhs_rhs_filled.*", "pass", made.text)
     with pytest.raises(InterpreterError, match=r"race|read before") as info:
         for seed in range(5):
             simulate(replace(made, text=text), inputs(FUNCS["product"]), seed=seed)
