@@ -114,7 +114,7 @@ def plain(config: Config, mesh: Mesh) -> Functions:
         of_rows(config, config.length, rope.reference, attend),
         swiglu.reference,
         mix,
-        lambda hidden, head, labels: cross_entropy.reference(hidden, head, labels)[0],
+        lambda hidden, head, labels: cross_entropy.reference(hidden, head, labels),
     )
 
 

@@ -361,8 +361,7 @@ def test_operands_of_each_device(kernel: Any, divided: tuple[int, ...], check: b
         return function(a, b, c[0])[None]
 
     def reference(*operands: Any) -> Any:
-        out = kernel.reference(*operands)
-        return out
+        return kernel.reference(*operands)
 
     specs = *(P("data") if n in divided else P() for n in range(2)), P("data")
     mapped = jax.shard_map(local, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
