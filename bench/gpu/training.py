@@ -53,7 +53,7 @@ from tilekern.kernels.selective_scan import reference as state_scan
 from tilekern.kernels.selective_scan import selective_scan
 from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 from tilekern.training import AdamWState, newton_schulz
-from tilekern.training import adamw as adamw_of
+from tilekern.training import adamw_in_place as adamw_of
 
 OF_SCAN = 1 / SCAN_LIMIT
 """The speed that recurrences are to have, relative to scans in `jnp`; relative to the best other formula it is 1."""
