@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
-from typing import Any
 
 import jax
 from jax import lax
@@ -23,22 +21,6 @@ _ROUNDING = {"round_even": lax.RoundingMethod.TO_NEAREST_EVEN, "round_away": lax
 def combiner(monoid: str) -> Function:
     """The function of `jax.lax` that combines two elements under a monoid, or in an atomic update."""
     return getattr(lax, TABLE[combining(monoid)].lax)
-
-
-def joined_dot_general(lhs: jax.Array, rhs: jax.Array, dims: lax.DotDimensionNumbers, **options: Any) -> jax.Array:
-    """`lax.dot_general`, where dims that only `rhs` and the result have are joined to one dim.
-
-    XLA's CPU backend fails to run a product of bfloat16 with several of these dims, if the contracted dim of `lhs` is
-    not its last (jaxlib 0.12.0: "Unsupported element type for DotThunk").
-    """
-    (of_lhs, contract), (batch_of_lhs, batch) = dims
-    free = [d for d in range(rhs.ndim) if d not in (*batch, *contract)]
-    rhs = rhs.transpose(*batch, *contract, *free)
-    bound = len(batch) + len(contract)
-    joined = rhs.reshape(*rhs.shape[:bound], prod(rhs.shape[bound:]))
-    joined_dims = (of_lhs, range(len(batch), bound)), (batch_of_lhs, range(len(batch)))
-    product = lax.dot_general(lhs, joined, joined_dims, **options)
-    return product.reshape(*product.shape[:-1], *rhs.shape[bound:])
 
 
 def shared_function(op: Op) -> Function | None:

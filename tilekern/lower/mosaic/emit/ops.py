@@ -19,7 +19,7 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.shape import Reshape, Slice
 from tilekern.ir.types import BOOL, F32, I32, TileType, accumulator
-from tilekern.lower.jax_ops import Function, joined_dot_general, shared_function
+from tilekern.lower.jax_ops import Function, shared_function
 from tilekern.lower.mosaic.chip import LANES, SUBLANES
 
 # exp(87) is 6e37; beyond 8.5e37 a reciprocal is no normal float32.
@@ -49,7 +49,7 @@ def function_of(op: Op, interpreted: bool = False) -> Function:
         case Convert():
             return partial(_convert, op)
         case Dot():
-            return partial(_dot, op, joined_dot_general if interpreted else lax.dot_general)
+            return partial(_dot, op, interpreted)
         case Reduce():
             return partial(getattr(jnp, op.monoid), axis=op.dims)
         case Take():
@@ -112,7 +112,11 @@ def _only(x: jax.Array) -> jax.Array:
     return x[(0,) * x.ndim]
 
 
-def _dot(op: Dot, dot_general: Function, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    precision = _PRECISION[op.precision] if lhs.dtype == jnp.float32 else None
+def _dot(op: Dot, interpreted: bool, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     wide = accumulator(lhs.dtype)
-    return dot_general(lhs, rhs, (op.contract, op.batch), precision=precision, preferred_element_type=wide)
+    precision = _PRECISION[op.precision] if lhs.dtype == jnp.float32 else None
+    if interpreted and lhs.dtype == jnp.bfloat16:
+        # XLA's CPU backend lacks some products of bfloat16, which are exact in float32 ("Unsupported element type for
+        # DotThunk", jaxlib 0.12.0).
+        lhs, rhs, precision = lhs.astype(wide), rhs.astype(wide), lax.Precision.HIGHEST
+    return lax.dot_general(lhs, rhs, (op.contract, op.batch), precision=precision, preferred_element_type=wide)

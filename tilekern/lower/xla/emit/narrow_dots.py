@@ -1,7 +1,8 @@
 """Dots of bfloat16 in a form that XLA's CPU backend runs.
 
-XLA's CPU backend lacks some products: see `joined_dot_general`. Axes of the grid are dims of an operand that only the
-result has, so they are joined here, where both kinds are known.
+It fails to run a product of bfloat16 whose right operand has several dims that only the result has, where the
+contracted dim of the left operand is not its last (jaxlib 0.12.0: "Unsupported element type for DotThunk"). Axes of the
+grid are such dims, so they are joined here, where both kinds are known.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from jax import lax
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.types import accumulator
-from tilekern.lower.jax_ops import joined_dot_general
 from tilekern.lower.xla.emit.access import Batched, as_array
 
 
@@ -28,13 +28,18 @@ def narrow_dot(op: Dot, lhs: Batched, rhs: Batched, axes: tuple[int, ...]) -> ja
     right_batch = [rhs.axes.index(a) for a in shared] + right_batch
     left_free = [d for d in range(left.ndim) if d not in left_batch + left_contract]
     right_free = [d for d in range(right.ndim) if d not in right_batch + right_contract]
-    product = joined_dot_general(
+
+    right = right.transpose(*right_batch, *right_contract, *right_free)
+    bound = len(right_batch) + len(right_contract)
+    batch, contract = range(len(right_batch)), range(len(right_batch), bound)
+    product = lax.dot_general(
         left,
-        right,
-        ((left_contract, right_contract), (left_batch, right_batch)),
+        right.reshape(*right.shape[:bound], -1),
+        ((left_contract, contract), (left_batch, batch)),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=accumulator(left.dtype),
     )
+    product = product.reshape(*product.shape[:-1], *right.shape[bound:])
 
     of_left, of_right = (
         [v.axes[d] for d in free if d < len(v.axes)] for v, free in ((lhs, left_free), (rhs, right_free))
