@@ -43,6 +43,41 @@ def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any
     raise ArgumentError(f"the arrays of {function} do not fit", expected=expected, got=got, fix=fix)
 
 
+def refusal(function: str, name: str, expected: str, argument: Any, fix: str) -> ArgumentError:
+    """The error for one argument of a function; a str with blanks in the place of the argument describes it."""
+    got = argument if isinstance(argument, str) and " " in argument else f"{name} = {describe(argument)}"
+    return ArgumentError(f"{function} cannot take this {name}", expected=expected, got=got, fix=fix)
+
+
+def scale_of_scores(function: str, argument: Any, width: int) -> float:
+    """The scale of dot products of vectors of `width` numbers; width ** -0.5 for None."""
+    if argument is None:
+        return 1 / math.sqrt(max(width, 1))
+    number = as_real(argument)
+    if number is not None:
+        return number
+    fix = "it is static; multiply the query by one that is traced"
+    raise refusal(function, "scale", "a number, or None", argument, fix)
+
+
+def softcap_of_scores(function: str, argument: Any) -> float | None:
+    """The softcap, checked. Above 1e30, score / softcap would be a subnormal number, which hardware may make 0."""
+    if argument is None:
+        return None
+    number = as_real(argument)
+    if number is not None and argument is not True and 1e-30 <= number <= 1e30:
+        return number
+    fix = "leave it out: it bounds the scores"
+    raise refusal(function, "softcap", "a number from 1e-30 to 1e30, or None", argument, fix)
+
+
+def sinks_of_heads(function: str, array: Any, heads: int) -> Any:
+    """The sinks, float[heads]; None if absent."""
+    if array is None or (is_float(array) and array.shape == (heads,)):
+        return array
+    raise refusal(function, "sinks", f"float[{heads}], a logit for each head", array, "cast with .astype")
+
+
 def as_int32(integers: Any) -> jax.Array:
     """Integers of any dtype as int32, clamped to the range of int32.
 

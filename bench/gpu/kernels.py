@@ -23,6 +23,7 @@ from tilekern.kernels import (
     layer_norm,
     linear_attention,
     matmul,
+    paged_attention,
     ragged_dot,
     rg_lru,
     rms_norm,
@@ -45,6 +46,7 @@ from tilekern.kernels.group_norm.cases import LARGE as LARGE_GROUPS
 from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
 from tilekern.kernels.linear_attention.cases import CASES as LINEAR_ATTENTIONS
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
+from tilekern.kernels.paged_attention.cases import CASES as CACHES
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
 from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
@@ -260,6 +262,13 @@ KERNELS = {
         ),
         lambda x, *unused: x.size // x.shape[0],
         specials=True,
+    ),
+    "paged_attention": Kernel(
+        paged_attention.paged_attention,
+        paged_attention.reference,
+        CACHES,
+        resized(CACHES, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "keys": 1537, "window": 700}),
+        lambda query, pages, lengths, table: query.shape[2] + table.shape[1] * pages.shape[1],
     ),
     "swiglu": Kernel(
         swiglu.swiglu,

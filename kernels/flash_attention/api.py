@@ -10,6 +10,7 @@ import jax
 
 import tilekern as tk
 from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.kernels.checks import scale_of_scores, sinks_of_heads, softcap_of_scores
 from tilekern.kernels.flash_attention import checks
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.block_map import BlockMap
@@ -187,11 +188,11 @@ def flash_attention(
     mask, mask_mod, live = checks.masks(mask, mask_mod, block_map, sizes, blocks)
     wide = tk.accumulator(query.dtype)
     config = Config(
-        scale=checks.scale(scale, query.shape[-1]),
+        scale=scale_of_scores("flash_attention", scale, query.shape[-1]),
         causal=causal,
         offset=offset,
         window=window,
-        softcap=checks.softcap(softcap),
+        softcap=softcap_of_scores("flash_attention", softcap),
         dropout_rate=checks.dropout(dropout_rate, dropout_key),
         dropout_broadcast=checks.dropout_broadcast(dropout_broadcast),
         precision=checks.precision(precision),
@@ -205,7 +206,7 @@ def flash_attention(
         ranges=None if segments is None or live is not None else ranges(*segments),
         q_lengths=checks.lengths("q_lengths", q_lengths, sizes),
         kv_lengths=checks.lengths("kv_lengths", kv_lengths, sizes),
-        sinks=checks.sinks(sinks, sizes),
+        sinks=sinks_of_heads("flash_attention", sinks, sizes.heads),
         dropout_key=checks.key_data(dropout_key) if dropout_rate else None,
         mask_mod=mask_mod,
         score_mod=checks.score_mod(score_mod, sizes, wide),

@@ -28,7 +28,7 @@ from tilekern.authoring import (
     static_int,
 )
 from tilekern.errors import ArgumentError, TilekernError
-from tilekern.kernels.checks import as_int32, as_real, is_float, is_integer, narrowed
+from tilekern.kernels.checks import as_int32, as_real, is_float, is_integer, narrowed, refusal
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import (
     CarriedReadError,
@@ -267,23 +267,6 @@ def lengths(name: str, array: Any, sizes: Sizes) -> Any:
     return jnp.clip(as_int32(array), 0, most).reshape(-1)
 
 
-def sinks(array: Any, sizes: Sizes) -> Any:
-    """The sinks, float[N]; None if absent."""
-    if array is None or (is_float(array) and array.shape == (sizes.heads,)):
-        return array
-    raise _wrong("sinks", f"float[{sizes.heads}], a logit for each head", array, "cast with .astype")
-
-
-def scale(argument: Any, width: int) -> float:
-    """The scale of dot products of vectors of `width` numbers; width ** -0.5 for None."""
-    if argument is None:
-        return 1 / math.sqrt(max(width, 1))
-    number = as_real(argument)
-    if number is not None:
-        return number
-    raise _wrong("scale", "a number, or None", argument, "it is static; multiply the query by one that is traced")
-
-
 def causal(argument: Any) -> bool:
     """The argument `causal`, checked."""
     if isinstance(argument, bool):
@@ -296,16 +279,6 @@ def dropout_broadcast(argument: Any) -> bool:
     if isinstance(argument, bool):
         return argument
     raise _wrong("dropout_broadcast", "True or False", argument, "it is static")
-
-
-def softcap(argument: Any) -> float | None:
-    """The softcap, checked. Above 1e30, score / softcap would be a subnormal number, which hardware may make 0."""
-    if argument is None:
-        return None
-    number = as_real(argument)
-    if number is not None and argument is not True and 1e-30 <= number <= 1e30:
-        return number
-    raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", argument, "leave it out: it bounds the scores")
 
 
 def dropout(rate: Any, key: Any) -> float:
@@ -447,5 +420,4 @@ def _check_arity(name: str, mod: Any) -> None:
 
 
 def _wrong(name: str, expected: str, argument: Any, fix: str) -> ArgumentError:
-    got = argument if isinstance(argument, str) and " " in argument else f"{name} = {describe(argument)}"
-    return ArgumentError(f"flash_attention cannot take this {name}", expected=expected, got=got, fix=fix)
+    return refusal("flash_attention", name, expected, argument, fix)

@@ -62,7 +62,7 @@ def ragged_paged_attention(
 
     The tokens of the sequences stand one after the other: prompts, chunks of prompts and single tokens that are decoded
     go into one call. Sequence s has the tokens cu_q_lens[s], ..., cu_q_lens[s + 1] - 1, its last ones, and kv_lens[s]
-    keys, those of its tokens included, which are in the cache already. Key n of the sequence is key n % page of page
+    keys. The keys of the tokens count, and are in the cache already. Key n of the sequence is key n % page of page
     page_indices[s, n // page]. A token attends to the keys up to its own. Scores and sums are in float32 (float64 for
     float64). Source: PagedAttention, Kwon et al. 2023, https://arxiv.org/abs/2309.06180.
 

@@ -35,7 +35,7 @@ class Tables(NamedTuple):
 
     Attributes:
       starts: int32[S + 1]; the tokens of sequence s are rows starts[s], ..., starts[s + 1] - 1 of the queries.
-      lengths: int32[S]; the number of keys of each sequence, those of its tokens included.
+      lengths: int32[S]; the number of keys of each sequence, with the keys of its tokens.
       pages: int32[S, P]; the pages of each sequence in the order of its keys.
       count: int32[1]; sequences from this number on do not exist, and may have any entries.
     """

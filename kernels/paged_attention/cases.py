@@ -31,13 +31,13 @@ class Case:
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Random query and cache, standard normal; lengths from 1 to `keys`, the first one `keys`."""
         for_query, for_pages, for_lengths, for_table = jax.random.split(key, 4)
-        each = -(-self.keys // self.page)
-        pages = self.sequences * each
+        pages_of_sequence = -(-self.keys // self.page)
+        pages = self.sequences * pages_of_sequence
         query = jax.random.normal(for_query, (self.sequences, self.heads, self.width), dtype)
         cache = jax.random.normal(for_pages, (pages, self.page, 2 * self.groups, self.width), dtype)
         lengths = jax.random.randint(for_lengths, (self.sequences,), 1, self.keys + 1).at[0].set(self.keys)
         table = jax.random.permutation(for_table, np.arange(pages, dtype=np.int32))
-        return query, cache, lengths.astype(jnp.int32), table.reshape(self.sequences, each)
+        return query, cache, lengths.astype(jnp.int32), table.reshape(self.sequences, pages_of_sequence)
 
     def small(self) -> Case:
         """The same for fast tests: few sequences and keys, two heads of keys, narrow heads."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,7 +10,16 @@ import jax.numpy as jnp
 
 from tilekern.authoring import check_sizes, describe, hide_frames, static_int
 from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_int32, as_real, is_float, is_integer
+from tilekern.kernels.checks import (
+    as_int32,
+    as_real,
+    is_float,
+    is_integer,
+    refusal,
+    scale_of_scores,
+    sinks_of_heads,
+    softcap_of_scores,
+)
 from tilekern.kernels.paged_attention.arguments import Cache, Settings, Tables, Terms
 
 hide_frames(__file__)
@@ -27,20 +35,20 @@ def cache(function: str, query: Any, kv_pages: Any) -> Cache:
       ArgumentError: shapes or dtypes do not fit.
     """
     pair = cast(Sequence[Any], kv_pages if isinstance(kv_pages, (tuple, list)) else (kv_pages, None))
-    found = Cache(*pair) if len(pair) == 2 else Cache(kv_pages, None)
-    named = {"query": query, "kv_pages": found.keys} | ({} if found.values is None else {"values": found.values})
+    pages = Cache(*pair) if len(pair) == 2 else Cache(kv_pages, None)
+    named = {"query": query, "kv_pages": pages.keys} | ({} if pages.values is None else {"values": pages.values})
     check_sizes(function, named)
-    fits = is_float(query) and query.ndim == 3
-    fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a) for a in found if a is not None)
-    fits = fits and found.keys.shape[3] == query.shape[2] and found.keys.shape[1] > 0
-    if fits and found.values is None:
-        fits = found.keys.shape[2] % 2 == 0
+    fits = is_float(query) and query.ndim == 3 and (pages.values is not None or pages.keys is kv_pages)
+    fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a) for a in pages if a is not None)
+    fits = fits and pages.keys.shape[3] == query.shape[2] and pages.keys.shape[1] > 0
+    if fits and pages.values is None:
+        fits = pages.keys.shape[2] % 2 == 0
     elif fits:
         keys, values = pair
         fits = keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype
-    fits = fits and (query.shape[1] % found.heads == 0 if found.heads else query.shape[1] == 0)
+    fits = fits and (query.shape[1] % pages.heads == 0 if pages.heads else query.shape[1] == 0)
     if fits:
-        return found
+        return pages
     raise ArgumentError(
         f"the arrays of {function} do not fit",
         expected="query[T, N, H] of a float dtype, and kv_pages[pages, page, 2 K, H], or a pair of keys[pages, page, "
@@ -99,18 +107,8 @@ def settings(function: str, width: int, scale: Any, window: Any, softcap: Any) -
     Raises:
       ArgumentError: one is not of its range.
     """
-    number = 1 / math.sqrt(max(width, 1)) if scale is None else as_real(scale)
-    if number is None or not math.isfinite(number):
-        raise _wrong(
-            function, "scale", "a finite number, or None", scale, "it is static; multiply a traced one into query"
-        )
     span = None if window is None else static_int(window, "window", 1)
-    cap = None if softcap is None else as_real(softcap)
-    if softcap is not None and (cap is None or softcap is True or not 1e-30 <= cap <= 1e30):
-        raise _wrong(
-            function, "softcap", "a number from 1e-30 to 1e30, or None", softcap, "leave it out: it bounds the scores"
-        )
-    return Settings(number, span, cap)
+    return Settings(scale_of_scores(function, scale, width), span, softcap_of_scores(function, softcap))
 
 
 def terms(function: str, query: Any, pages: Cache, key_scale: Any, value_scale: Any, sinks: Any) -> Terms:
@@ -119,10 +117,9 @@ def terms(function: str, query: Any, pages: Cache, key_scale: Any, value_scale: 
     Raises:
       ArgumentError: shapes or dtypes do not fit.
     """
-    if sinks is not None and not (is_float(sinks) and sinks.shape == (query.shape[1],)):
-        raise _wrong(function, "sinks", f"float[{query.shape[1]}], a logit for each head", sinks, "cast with .astype")
     of_keys = _scale(function, "key_scale", key_scale, pages)
-    return Terms(of_keys, _scale(function, "value_scale", value_scale, pages), sinks)
+    of_values = _scale(function, "value_scale", value_scale, pages)
+    return Terms(of_keys, of_values, sinks_of_heads(function, sinks, query.shape[1]))
 
 
 def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:
@@ -135,14 +132,8 @@ def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:
     if is_float(scale) and scale.shape in shapes:
         return scale.astype(jnp.float32).reshape(scale.shape or 1)
     expected = f"a number, or floats of shape (), [{pages.heads}] or {[*shapes[-1]]}"
-    raise _wrong(function, name, expected, scale, "a scale for all, for each head, or for each head of each key")
+    raise refusal(function, name, expected, scale, "a scale for all, for each head, or for each head of each key")
 
 
 def _holds(query: Any, pages: Any) -> bool:
     return pages.dtype == query.dtype or str(pages.dtype) in QUANTIZED
-
-
-def _wrong(function: str, name: str, expected: str, value: Any, fix: str) -> ArgumentError:
-    return ArgumentError(
-        f"the argument {name} of {function} does not fit", expected=expected, got=f"{name} = {describe(value)}", fix=fix
-    )

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.flash_attention.scores import LN_2
 from tilekern.kernels.paged_attention.arguments import Cache, Items, Settings, Tables, Terms
-from tilekern.kernels.paged_attention.keys import LN_2, Keys, Softmax
+from tilekern.kernels.paged_attention.keys import Keys, Softmax
 
 
 def _types_of_tokens(
@@ -56,7 +57,7 @@ def attention_of_tokens(
     first, last = jnp.int32(0), jnp.where(s >= 0, jnp.minimum(i.stop, end) + shift, 0)
     if settings.window is not None:
         first = jnp.maximum(jnp.maximum(i.start, begin) + shift - settings.window + 1, 0)
-    found = keys.attend(
+    softmax = keys.attend(
         query[keys.heads, i * group],
         s,
         jnp.broadcast_to(positions[:, None], (block_q, group)).reshape(-1),
@@ -64,10 +65,10 @@ def attention_of_tokens(
         last,
         keys.begin(block_q * group, group, wide),
     )
-    total = jnp.where(found.total == 0, 1, found.total)
-    out[n, keys.heads] = (found.weighted / total[..., None]).astype(out.dtype)
+    total = jnp.where(softmax.total == 0, 1, softmax.total)
+    out[n, keys.heads] = (softmax.weighted / total[..., None]).astype(out.dtype)
     if logsumexp is not None:
-        logsumexp[n, keys.heads] = (found.largest + jnp.log2(found.total)) * wide.type(LN_2)
+        logsumexp[n, keys.heads] = (softmax.largest + jnp.log2(softmax.total)) * wide.type(LN_2)
 
 
 def _types_of_parts(query: Any, cache: Cache, tables: Any, terms: Any, *, group: int, parts: int) -> Softmax:
@@ -117,7 +118,7 @@ def attention_of_parts(
     tiles = tk.cdiv(tk.cdiv(jnp.maximum(last, first), block_k) - skipped, parts)
     begin = (skipped + part * tiles) * block_k
     first, last = jnp.maximum(first, begin), jnp.minimum(last, begin + tiles * block_k)
-    end = keys.attend(
+    softmax = keys.attend(
         query[s, keys.heads],
         s,
         positions,
@@ -125,7 +126,7 @@ def attention_of_parts(
         last,
         keys.begin(rows, group, wide, with_sinks=part == 0),
     )
-    for ref, value in zip((largest, total, weighted), end, strict=True):
+    for ref, value in zip((largest, total, weighted), softmax, strict=True):
         ref[s, part, keys.heads] = value
 
 

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.flash_attention.scores import LOG2_E
 from tilekern.kernels.paged_attention.arguments import Cache, Settings, Tables, Terms
-
-LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634
 
 
 class Softmax(NamedTuple):

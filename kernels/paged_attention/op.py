@@ -54,7 +54,7 @@ def paged_attention_op(
     short = [x.reshape(-1, cache.heads, few, group, *x.shape[3:]) for x in results]
     short = [x[sequence, :, jnp.minimum(place, few - 1)] for x in short]
 
-    items, item = items_of(tables, tokens, block_q, few)
+    items, item = items_of(tables, sequence, block_q, few)
     results = attention_of_tokens(
         by_head.reshape(cache.heads, tokens * group, width),
         items,
@@ -71,9 +71,9 @@ def paged_attention_op(
     def of_both(number: int, nothing: float, dtype: Any) -> jax.Array:
         """The rows of result `number`, [T, N, ...]."""
         lead = (tokens,) + (1,) * (long[number].ndim - 1)
-        found = jnp.where(is_short.reshape(lead), short[number].astype(dtype), long[number])
-        found = jnp.where((sequence >= 0).reshape(lead), found, nothing)
-        return found.reshape(tokens, heads, *found.shape[3:])
+        of_sequences = jnp.where(is_short.reshape(lead), short[number].astype(dtype), long[number])
+        result = jnp.where((sequence >= 0).reshape(lead), of_sequences, nothing)
+        return result.reshape(tokens, heads, *result.shape[3:])
 
     out = of_both(0, 0.0, query.dtype)
     return out, of_both(1, -jnp.inf, tk.accumulator(query.dtype)) if return_logsumexp else None
@@ -89,9 +89,12 @@ def _sequences_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:
     return sequence, jnp.where(exists, t - tables.starts[sequence], 0)
 
 
-def items_of(tables: Tables, tokens: int, block_q: int, few: int) -> tuple[Items, jax.Array]:
-    """The items of sequences of more than `few` tokens, for tiles of `block_q` tokens; int32[T], each token's item."""
-    sequences = tables.lengths.shape[0]
+def items_of(tables: Tables, sequence: jax.Array, block_q: int, few: int) -> tuple[Items, jax.Array]:
+    """The items of sequences of more than `few` tokens, for tiles of `block_q` tokens; int32[T], each token's item.
+
+    `sequence` is int32[T], the sequence of each token.
+    """
+    tokens, sequences = sequence.shape[0], tables.lengths.shape[0]
     begin, end = tables.starts[:-1], tables.starts[1:]
     exists = (jnp.arange(sequences) < tables.count[0]) & (end - begin > few)
     first = begin // block_q
@@ -102,7 +105,6 @@ def items_of(tables: Tables, tokens: int, block_q: int, few: int) -> tuple[Items
     is_item, s = s < sequences, jnp.minimum(s, sequences - 1)
     offset = first - (until - counts)
     items = Items(jnp.where(is_item, s, -1), jnp.where(is_item, number + offset[s], 0))
-    sequence, _ = _sequences_of(tables, tokens)
     return items, jnp.arange(tokens, dtype=jnp.int32) // block_q - offset[sequence]
 
 

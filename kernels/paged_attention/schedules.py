@@ -25,8 +25,8 @@ def _parts(cache: Cache, tables: Tables, device: tk.Device) -> int:
     all programs in turn.
     """
     programs = tables.lengths.shape[0] * cache.heads
-    wanted = {"cpu": 16, "tpu": 1}.get(device.platform, 4 * device.cores)
-    return max(1, min(tk.cdiv(wanted, max(1, programs)), tables.pages.shape[1] * cache.page // 512))
+    enough = {"cpu": 16, "tpu": 1}.get(device.platform, 4 * device.cores)
+    return max(1, min(tk.cdiv(enough, max(1, programs)), tables.pages.shape[1] * cache.page // 512))
 
 
 def _few(query: Any, cache: Cache, tables: Tables) -> int:

@@ -15,6 +15,7 @@ from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.distributed.ring import Layout, Marks, Ring, attend
 from tilekern.errors import ArgumentError
+from tilekern.kernels.checks import scale_of_scores, sinks_of_heads, softcap_of_scores
 from tilekern.kernels.flash_attention import Config, checks, flash_attention
 
 hide_frames(__file__)
@@ -83,17 +84,17 @@ def ring_attention(
     checks.positions(0, window, causal, sizes)
     checks.segments(segment_ids, sizes)
     config = Config(
-        scale=checks.scale(scale, query.shape[-1]),
+        scale=scale_of_scores("ring_attention", scale, query.shape[-1]),
         causal=checks.causal(causal),
         window=(None, None) if window is None else window,
-        softcap=checks.softcap(softcap),
+        softcap=softcap_of_scores("ring_attention", softcap),
     )
     flat = (x.reshape(sizes.flat, *x.shape[-3:]) for x in (query, key, value))
     ids = (
         (None, None) if segment_ids is None else (jnp.asarray(x).reshape(sizes.flat, x.shape[-1]) for x in segment_ids)
     )
     lengths = checks.lengths("kv_lengths", kv_lengths, whole)
-    arrays: tuple[Any, ...] = (*flat, checks.sinks(sinks, sizes), *ids, lengths)
+    arrays: tuple[Any, ...] = (*flat, sinks_of_heads("ring_attention", sinks, sizes.heads), *ids, lengths)
     # The ring's own rule has no sums over devices that hold the same array; the transpose of a cast to varying has.
     alike = iter(_meshes.alike([*(x for x in arrays if x is not None), lax.axis_index(axis_name)]))
     q, k, v, held, *marks = (None if x is None else next(alike) for x in arrays)
