@@ -45,18 +45,18 @@ def maps_symbols[**P, R](
                 return function(*args, **keywords)
             bound = signature.bind(*args, **keywords)
             bound.apply_defaults()
-            given = bound.arguments
-            sizes = {name: rank(given) if callable(rank) else rank for name, rank in ranks.items()}
-            _check_inner(function.__name__, given, sizes)
-            batches = [_batch(x, sizes[name]) for name in sizes for x in jax.tree.leaves(given[name])]
+            arguments = bound.arguments
+            sizes = {name: rank(arguments) if callable(rank) else rank for name, rank in ranks.items()}
+            _check_inner(function.__name__, arguments, sizes)
+            batches = [_batch(x, sizes[name]) for name in sizes for x in jax.tree.leaves(arguments[name])]
             batch = next((b for b in batches if any(map(jax.export.is_symbolic_dim, b))), None)
             if batch is None:
                 return function(*args, **keywords)
-            if blamed := unless(given):
+            if blamed := unless(arguments):
                 raise _unknown(
                     function.__name__,
                     expected=f"a batch of known size beside {blamed}, which depends on the place in the batch",
-                    got=f"a batch of {', '.join(map(str, batch))}, {blamed} = {describe(given[blamed])}",
+                    got=f"a batch of {', '.join(map(str, batch))}, {blamed} = {describe(arguments[blamed])}",
                     fix=f"leave {blamed} out, take jax.vmap over elements that are alike, or export for each size",
                 )
             dim = next(n for n, size in enumerate(batch) if jax.export.is_symbolic_dim(size))
@@ -67,10 +67,10 @@ def maps_symbols[**P, R](
     return decorate
 
 
-def _check_inner(function: str, given: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
+def _check_inner(function: str, arguments: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
     """Refuse symbols in dims that are no batch."""
     for name, rank in ranks.items():
-        for x in jax.tree.leaves(given[name]):
+        for x in jax.tree.leaves(arguments[name]):
             shape: tuple[Any, ...] = getattr(x, "shape", ())
             for dim in range(len(_batch(x, rank)), len(shape)):
                 if jax.export.is_symbolic_dim(shape[dim]):

@@ -1,4 +1,4 @@
-"""Backends: the record by which one declares itself, and the list of them, to which another package may add its own.
+"""Backends: the record of a backend, and the list of all records, to which another package may add.
 
 Example:
   >>> import tilekern as tk

@@ -1,4 +1,4 @@
-"""`explain`: what targets made of each line of a kernel, what it costs, and what would help."""
+"""`explain`: for each line of a kernel the code that targets made of it, its time, and changes that would help."""
 
 from __future__ import annotations
 
