@@ -47,7 +47,7 @@ class Values:
 
     Attributes:
       values: the values, in the order of the annotation; no two are equal.
-      default: one of them; `inspect.Parameter.empty` if the parameter has no default.
+      default: one of the values; `inspect.Parameter.empty` if the parameter has no default.
     """
 
     values: tuple[Tunable, ...]

@@ -48,7 +48,7 @@ class Composite(Callee):
     kernel inside by its own. Then the function is traced again, for the types of its operands say how they are divided.
 
     Attributes:
-      types: the types of the operands; None for a function that is not traced, because what it calls is.
+      types: the types of the operands; None for a function that is not traced, because the function that it calls is.
       make: `make(target, on_mesh)` returns the function for a target; `on_mesh` is True if a mesh divides its operands.
       rules: rules for derivatives; None for JAX's.
       op: the call of the op; None for a function that no user declares.

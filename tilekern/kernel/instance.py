@@ -80,7 +80,7 @@ class Tuning(NamedTuple):
 
     Attributes:
       settings: returns the blocks and launch options on a target.
-      varied: returns the kernel with some of them replaced.
+      varied: returns the kernel with other blocks or launch options.
     """
 
     settings: Callable[[Target], Mapping[str, int]]

@@ -70,7 +70,7 @@ class Callee(ABC):
         return self.name
 
     def once[T](self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """The result of `make`, cached by a key: a word for what it is, then what it depends on."""
+        """The result of `make`, cached by a key: the kind of the result, then the values that it depends on."""
         value = self._cache.get(key)
         if value is None:
             self._cache[key] = value = make()

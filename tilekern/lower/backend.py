@@ -164,7 +164,7 @@ class FuzzMode:
     """A way in which the fuzzer runs random programs on a backend.
 
     Attributes:
-      name: as `python -m tilekern fuzz --targets` takes it: a target, and behind a space what is special.
+      name: of `python -m tilekern fuzz --targets`: a target, and behind a space the words that tell its modes apart.
       programs: the programs: "plain"; "all", which also mask by ranges and reduce by further monoids; "debug", which
         print and assert; "index vectors", which compute indices in chains; "products", which are matrix products.
       narrow: True for programs without dtypes of 64 bits.
@@ -174,7 +174,7 @@ class FuzzMode:
       every_target: True to lower each program for some target of the backend, else for the representative one.
       batch: programs that run at once.
       lacks: a part of the summary of the one `TargetError` by which interpreted programs may be refused.
-      outputs: the outputs of a Func, from its inputs and a seed; None for those of the backend's lowering.
+      outputs: the outputs of a Func, from its inputs and a seed; None for the outputs of the backend's lowering.
     """
 
     name: str

@@ -37,7 +37,7 @@ class Trials:
     """The changes that were tried.
 
     Attributes:
-      changes: those that help, best first.
+      changes: the changes that make the estimate shorter, best first.
       tried: how many compiled.
       refused: by change the first line of the error.
     """

@@ -28,7 +28,7 @@ def explain(
     variants: Variants | None = None,
     budget: float = 0.0,
 ) -> Explanation:
-    """What a target made of a kernel, line by line, what it costs, and what would help.
+    """An `Explanation` of a lowered kernel: code and time of each line, the estimate, and changes that would help.
 
     Args:
       lowering: the lowered kernel.
@@ -45,7 +45,6 @@ def explain(
         raise by_target.no_model(lowering)
     func = lowering.func
     values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
-    forecast, reason, shares = None, "", Mapping[Place, float]
     try:
         check_given(func, values)
         reason, (forecast, shares, shares_of) = "", _estimate(lowering, values)
@@ -53,7 +52,7 @@ def explain(
         forecast, reason, shares, shares_of = None, error.summary, dict[Place, float](), ""
     trials = Trials((), 0, {})
     if forecast is not None and variants is not None and budget > 0:
-        trials = try_changes(variants, forecast, lambda other: by_target.estimate(other, known, extents), budget)
+        trials = try_changes(variants, forecast, lambda variant: by_target.estimate(variant, known, extents), budget)
     said = _merged(accesses(func, masks=not isinstance(lowering, TritonLowering)), _became(lowering))
     places = ordered([*said, *shares])
     return Explanation(
@@ -102,7 +101,7 @@ def _merged(first: Words, second: Words) -> Words:
 def _estimate(
     lowering: TritonLowering | MosaicLowering | LlvmLowering, values: Mapping[Value, Array]
 ) -> tuple[Estimate, Mapping[Place, float], str]:
-    """The estimate, the parts of lines, and what they are parts of."""
+    """The estimate, the amount of each line, and a sentence that names the amount."""
     match lowering:
         case TritonLowering():
             return *on_gpu.estimate(lowering, values), on_gpu.SHARES_OF

@@ -1,4 +1,4 @@
-"""The result of `explain`: what each of the user's lines became, what it costs, and what would help."""
+"""The result of `explain`: for each line of the user its code and time, and changes that would help."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def of_sass(lowering: TritonLowering, sass: str, numbers: Mapping[Place, int]) -
     of_source: list[int] = []
     number = 0
     for line in sass.splitlines():
-        if found := ORIGIN.findall(line):
-            number = int(found[-1])
+        if origins := ORIGIN.findall(line):
+            number = int(origins[-1])
         elif INSTRUCTION.match(line):
             lines.append(line.strip())
             of_source.append(number)

@@ -39,9 +39,9 @@ def _lines(explanation: Explanation, paint: _Paint) -> Iterator[str]:
         yield paint("1", f"{explanation.kernel} on {explanation.target}")
         yield f"  no estimate: {explanation.unestimated}"
     else:
-        head, *others = str(explanation.estimate).splitlines()
+        head, *details = str(explanation.estimate).splitlines()
         yield paint("1", head)
-        yield from others
+        yield from details
     yield ""
     file = None
     for line in explanation.lines:

@@ -48,10 +48,10 @@ def without(program: Program, output: Value) -> Program | None:
     def rule(op: Op, _: Rewriter) -> Sequence[Value] | None:
         return () if isinstance(op, WriteOp) and op.ref is output else None
 
-    kept = [(p, t) for p, t in zip(func.outputs, program.tolerances, strict=True) if p is not output]
+    remaining = [(p, t) for p, t in zip(func.outputs, program.tolerances, strict=True) if p is not output]
     params = (*(p for p in func.params if p is not output),)
     smaller = dce(replace(Rewriter(rule).run(func), params=params))
-    return Program(smaller, program.seed, tuple(t for _, t in kept))
+    return Program(smaller, program.seed, tuple(t for _, t in remaining))
 
 
 def _shorter(program: Program, end: float) -> Iterator[Program]:
