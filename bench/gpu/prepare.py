@@ -63,8 +63,8 @@ def ready(item: Item, target: str, seed: int, oracles: bool = True) -> Ready:
 def pool(
     options: Options, items: Sequence[Item], target: str, oracles: bool = True
 ) -> Iterator[dict[str, Future[Ready]]]:
-    """A context that prepares items in a process for each core, and has their futures by name."""
-    workers = max(1, min(len(items), os.cpu_count() or 1))
+    """A context that prepares items in a process for each core that this one may use, and has their futures by name."""
+    workers = max(1, min(len(items), len(os.sched_getaffinity(0))))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_on_cpu) as executor:
         try:
             yield {i.name: executor.submit(_ready, options, i.name, target, oracles) for i in items}
