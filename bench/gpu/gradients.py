@@ -176,15 +176,16 @@ def longest_sum(query: Any, key: Any, *unused: Any) -> int:
     return query.shape[3] + key.shape[1] + query.shape[1] * group
 
 
-def loss_gradients(attention: Callable[..., Any], *arrays: Any) -> Any:
+def loss_gradients(attention: Callable[..., Any], *arrays: Any, **keywords: Any) -> Any:
     """The gradients of a training step: by query, key and value, for a cotangent of out.
 
     Args:
       attention: returns out alone.
       *arrays: query, key, value, cotangent.
+      **keywords: further arguments of `attention`.
     """
     *inputs, cotangent = arrays
-    _, pull = jax.vjp(attention, *inputs)
+    _, pull = jax.vjp(partial(attention, **keywords), *inputs)
     return pull(cotangent)
 
 

@@ -141,7 +141,9 @@ def checks(table: Mapping[str, Kernel] = KERNELS) -> list[Check]:
         items += [Check(name, case, dtype) for case in kernel.large for dtype in kernel.dtypes]
         items += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
         if kernel.specials:
-            items.append(Check(name, kernel.large[0], "float32" if "float32" in kernel.dtypes else "bfloat16", True))
+            # A skipped tile of a causal mask hides values that are not finite, as the definition's 0 * NaN does not.
+            case = next(case for case in kernel.large if not getattr(case, "causal", False))
+            items.append(Check(name, case, "float32" if "float32" in kernel.dtypes else "bfloat16", True))
     return items
 
 

@@ -46,7 +46,7 @@ def _benchmark() -> list[Item]:
         *aimed,
         *steps[:2],
         *products,
-        *map(speed.by_gluon, (*aimed, *products) if has_gluon() else ()),
+        *map(speed.by_gluon, (*aimed, *steps[:2], *products) if has_gluon() else ()),
         *rows[:3],
         speed.Dispatch(),
         *batches[:FIRST_BATCHES],
@@ -56,6 +56,7 @@ def _benchmark() -> list[Item]:
         *rows[3:],
         *steps[2:],
         *further_attentions,
+        *map(speed.by_gluon, (*steps[2:6], *further_attentions) if has_gluon() else ()),
         *batches[FIRST_BATCHES:],
     ]
 
