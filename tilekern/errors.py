@@ -118,7 +118,7 @@ class LargeProgramWarning(UserWarning):
 
 
 class AssemblerWarning(UserWarning):
-    """A program was made by a version of NVIDIA's assembler that is reported to miscompile programs like it."""
+    """A program was made by a version of NVIDIA's assembler that miscompiles some programs like it."""
 
 
 # --- what a backend stands on ----------------------------------------------------------------------------------------

@@ -45,12 +45,13 @@ def _warned(ptx: str) -> list[str]:
 
 
 @pytest.mark.parametrize("version", ["12.8", "12.9", "13.0", "13.2"])
-def test_a_left_operand_in_registers_is_warned_of(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ptx", [SHARED, REGISTERS], ids=["shared", "registers"])
+def test_a_product_of_warpgroups_is_warned_of(version: str, ptx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     variable = toolchain.ptxas_variable(90)
     _with_version(version, monkeypatch)
-    (message,) = _warned(f"{SHARED}\n{REGISTERS}")
+    (message,) = _warned(ptx)
     assert f"ptxas of CUDA {version}" in message and f"let {variable} name" in message
-    assert not _warned(SHARED)
+    assert not _warned("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
 
 
 @pytest.mark.parametrize("version", ["12.3", "12.6", "13.3", "13.4", "14.0"])
@@ -59,15 +60,14 @@ def test_other_versions_are_not(version: str, monkeypatch: pytest.MonkeyPatch) -
     assert not _warned(REGISTERS)
 
 
-@pytest.mark.parametrize("widened", [False, True])
-def test_a_kernel_is_warned_of_once(widened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel whose left operand is computed, and so in registers; one that loads both is not warned of."""
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_a_kernel_is_warned_of_once(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel with a product of warpgroups; one without is not warned of."""
 
     @tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct((64, 64), jnp.float32))
     def product(x: tk.Ref, w: tk.Ref, out: tk.Ref) -> None:
         i, j = tk.parallel(64, 64), tk.parallel(64, 64)
-        left = (x[i] * 2).astype(w.dtype) if widened else x[i]
-        out[i, j] = tk.dot(left, w[:, j])
+        out[i, j] = tk.dot(x[i], w[:, j]) if multiplies else (x[i] + w[:, j]).astype(jnp.float32)
 
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
     _with_version("12.8", monkeypatch)
@@ -76,9 +76,9 @@ def test_a_kernel_is_warned_of_once(widened: bool, monkeypatch: pytest.MonkeyPat
         for _ in range(2):
             product.trace(x, x, num_warps=4).lower("cuda:sm_90").compile()
     found = [warning for warning in caught if warning.category is AssemblerWarning]
-    assert len(found) == widened
+    assert len(found) == multiplies
     for warning in found:
-        assert warning.filename == __file__ and "as in product" in str(warning.message)
+        assert warning.filename == __file__ and "as product does" in str(warning.message)
 
 
 def test_another_assembler_is_called_and_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
