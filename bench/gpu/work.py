@@ -32,7 +32,7 @@ def work(options: Options) -> int:
         return NO_GPU
     journal, budget = Journal(options.out / "journal.jsonl"), Budget(options.seconds)
     todo = missing(items(options), list(journal.read()))
-    target, parent = on_platform("cuda", None).name, os.getppid()
+    target, parent = on_platform("cuda", None).full_name, os.getppid()
     with prepare.pool(options, todo, target) as futures:
         quiet = False
         for item in todo:

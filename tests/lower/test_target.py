@@ -117,6 +117,7 @@ def test_the_gpu_that_is_here_decides(gpu: Any, capability: int | None, name: st
     gpu(capability)
     found = on_platform("cuda", None)
     assert (found.name, found.portable) == (name, portable)
+    assert found.emitter == ("auto" if capability == 90 else "")
     assert on_platform("any other", None) is DEFAULT
 
 

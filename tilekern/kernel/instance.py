@@ -157,7 +157,7 @@ class Instance(Callee):
           The target that serves, and the lowered version.
         """
         try:
-            return target, self.lowered(target)
+            return self.served(target)
         except (TargetError, DependencyError) as error:
             if target.fallback == "never" or target.name == DEFAULT.name:
                 raise

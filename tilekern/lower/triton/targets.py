@@ -39,6 +39,7 @@ _PORTABLE = replace(NVIDIA["cuda:sm_80"], portable=True)
 def detect(platform: str, exporting: bool) -> Target | None:
     """The target for this machine's NVIDIA GPU; code for any GPU if there is none, or if its model is unknown.
 
+    Where a model has the emitter "auto", the target has it: a call that names no target runs the faster program.
     Calls on AMD's GPUs that name no target are left to the portable backend.
 
     Raises:
@@ -56,7 +57,8 @@ def detect(platform: str, exporting: bool) -> Target | None:
             got=f"compute capability {capability // 10}.{capability % 10}",
             fix='call with target="cpu:xla": the portable backend runs on every GPU of JAX',
         )
-    return NVIDIA.get(f"cuda:sm_{capability}", _PORTABLE)
+    target = NVIDIA.get(f"cuda:sm_{capability}", _PORTABLE)
+    return replace(target, emitter="auto") if "auto" in target.emitters else target
 
 
 def is_here(target: Target) -> bool:

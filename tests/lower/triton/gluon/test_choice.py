@@ -13,6 +13,7 @@ import tilekern as tk
 from bench.gpu.estimates import estimated
 from tests.lower.triton.gluon.samples import SM_90, attention, gradient, like, product, program
 from tests.lower.triton.test_call import opaque
+from tilekern import _machine
 from tilekern.errors import TargetError
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
@@ -155,6 +156,17 @@ def test_a_call_launches_thread_blocks_with_copies_of_their_boxes() -> None:
     (message,) = opaque(lowered.as_text())
 
     assert b".reqntid 384" in message and b"setmaxnreg" in message
+
+
+@pytest.mark.parametrize("target", [None, "cuda:sm_90"])
+def test_a_call_without_a_target_runs_the_faster_program(target: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Hopper GPU it is warp-specialised, so registers go from one warp to others; a named target is Triton's."""
+    pytest.importorskip("triton", reason="needs triton")
+    monkeypatch.setattr(_machine, "compute_capability", lambda: 90)
+    monkeypatch.setattr(_machine, "compute_capabilities", lambda: {90})
+    call = jax.jit(lambda x, w: matmul(x, w, target=target))
+    (message,) = opaque(call.trace(X, W).lower(lowering_platforms=("cuda",)).as_text())
+    assert (b"setmaxnreg" in message) == (target is None)
 
 
 def test_an_op_hands_the_emitter_to_its_kernels() -> None:

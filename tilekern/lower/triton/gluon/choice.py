@@ -26,8 +26,8 @@ def pays(func: Func, program: Program, chip: Chip) -> bool:
 
     At least half of the multiprocessors need a thread block, which is alone on its multiprocessor, and whose tiles are
     large. Where blocks are too few, Triton's smaller blocks keep more multiprocessors busy. And no loop may be of a
-    form for which the cycle model finds Triton's program faster (record 0069). No GPU has measured this yet:
-    `python -m bench.gpu --tune` compares both.
+    form for which the cycle model finds Triton's program faster (record 0069). `python -m bench.gpu` times both on a
+    GPU.
 
     Args:
       func: the Func that was lowered.
