@@ -5,7 +5,8 @@ Inputs are fresh, outputs lie in memory full of NaN before each run, and three r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,14 +100,15 @@ class Check(Item):
     def run(self, seed: int, prepared: Prepared) -> Record:
         first, *repeats = poisoned(self.call, [jax.device_put(x) for x in prepared.inputs])
         length = KERNELS[self.kernel].length(*prepared.inputs)
-        try:
-            for repeat in repeats:
+        faults: list[str] = []
+        for repeat in repeats:
+            with _noting(faults):
                 _require_same_bits(first, repeat)
-            for out, oracle, low in zip(first, prepared.oracle, prepared.low, strict=True):
+        for n, (out, oracle, low) in enumerate(zip(first, prepared.oracle, prepared.low, strict=True)):
+            with _noting(faults, f"output {n}: "):
                 assert_close(out, oracle, low, length=length, factor=KERNELS[self.kernel].factor)
-        except AssertionError as error:
-            return {"ok": False, "text": str(error)}
-        return {"ok": True, "errors": [_error(x, o) for x, o in zip(first, prepared.oracle, strict=True)]}
+        errors = {"errors": [_error(x, o) for x, o in zip(first, prepared.oracle, strict=True)]}
+        return {"ok": not faults} | errors | ({"text": "\n".join(faults)} if faults else {})
 
     def launch(self, seed: int) -> None:
         poisoned(self.call, [jax.device_put(x) for x in self.inputs(seed)])
@@ -145,6 +147,15 @@ def checks(table: Mapping[str, Kernel] = KERNELS) -> list[Check]:
             case = next(case for case in kernel.large if not getattr(case, "causal", False))
             items.append(Check(name, case, "float32" if "float32" in kernel.dtypes else "bfloat16", True))
     return items
+
+
+@contextmanager
+def _noting(faults: list[str], place: str = "") -> Generator[None]:
+    """Add the text of an AssertionError, behind `place`, to `faults`; so each output of a wrong kernel is judged."""
+    try:
+        yield
+    except AssertionError as error:
+        faults.append(f"{place}{error}")
 
 
 def _error(out: Any, oracle: Any) -> float:

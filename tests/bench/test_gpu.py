@@ -208,6 +208,20 @@ def test_wrong_kernels_fail(wrong: Any, text: str, monkeypatch: pytest.MonkeyPat
     assert not record["ok"] and text in record["text"]
 
 
+def test_each_wrong_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = KERNELS["softmax"]
+    three = replace(
+        kernel,
+        call=lambda x: (jax.nn.softmax(x) + 1, jax.nn.softmax(x), 2 * jax.nn.softmax(x)),
+        reference=lambda x, dtype=None: (kernel.reference(x, dtype=dtype),) * 3,
+    )
+    monkeypatch.setitem(KERNELS, "softmax", three)
+    item = check("softmax")
+    record = item.run(5, item.prepare(5))
+    assert not record["ok"] and len(record["errors"]) == 3
+    assert [n for n in range(3) if f"output {n}: " in record["text"]] == [0, 2]
+
+
 def test_outputs_take_the_place_of_poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """The donated arrays are gone afterwards, and they were NaN."""
     put: list[jax.Array] = []
