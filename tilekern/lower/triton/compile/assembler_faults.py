@@ -21,7 +21,7 @@ _INSTRUCTION = "wgmma.mma_async"
 
 
 def warn_of_faults(binary: Binary, program: Program) -> None:
-    """Issue an `AssemblerWarning` at the kernel's line if ptxas is reported to miscompile programs like this one."""
+    """Issue an `AssemblerWarning` at the kernel's line if a program has `wgmma` and ptxas is of `MISCOMPILES`."""
     if "ptx" not in binary.asm or not binary.code or _INSTRUCTION not in binary.text("ptx"):
         return
     assembler = toolchain.ptxas(binary.capability)
