@@ -42,7 +42,7 @@ MUTANTS = (
         "    if len(own) > 1 or own & varied:\n        raise",
         "    if len(own) > 1:\n        raise",
         _LANES,
-        modes="meshes",
+        modes="parts",
     ),
     Mutant(
         "meshes: a part of an axis that divides a dim is an error of JAX",
