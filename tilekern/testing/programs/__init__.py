@@ -96,22 +96,22 @@ def assert_agrees(program: Program, outputs: Sequence[Any]) -> None:
       AssertionError: with the program as text, the seed of its inputs, and the first element that differs.
     """
     for number, (output, expected) in enumerate(zip(outputs, program.expected, strict=True)):
-        found, tolerance = np.asarray(output), program.tolerances[number]
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), f"output {number} of {program!r}"
-        different = differences(found, expected, tolerance)
+        actual, tolerance = np.asarray(output), program.tolerances[number]
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), f"output {number} of {program!r}"
+        different = differences(actual, expected, tolerance)
         if different.any():
             at = tuple(int(i) for i in np.argwhere(different)[0])
             name = program.func.outputs[number].name
             raise AssertionError(
-                f"{name}{list(at)} is {found[at]!r}, should be {expected[at]!r} (tolerance {tolerance:.3g}; "
+                f"{name}{list(at)} is {actual[at]!r}, should be {expected[at]!r} (tolerance {tolerance:.3g}; "
                 f"{np.count_nonzero(different)} of {different.size} elements differ) in\n{program!r}"
             )
 
 
-def differences(found: Array, expected: Array, tolerance: float) -> Array:
+def differences(actual: Array, expected: Array, tolerance: float) -> Array:
     """Mask of elements that differ by more than `tolerance`, in arrays of one type; NaN equals NaN, -0 equals 0."""
-    equal = (found == expected) | ((found != found) & (expected != expected))
+    equal = (actual == expected) | ((actual != actual) & (expected != expected))
     if not tolerance:
         return ~equal
     with np.errstate(all="ignore"):
-        return ~equal & ~(np.abs(found.astype(np.float64) - expected.astype(np.float64)) <= tolerance)
+        return ~equal & ~(np.abs(actual.astype(np.float64) - expected.astype(np.float64)) <= tolerance)

@@ -103,7 +103,7 @@ class Generator(FactsOfPlaces):
     def region(
         self,
         args: Sequence[Value],
-        known: Sequence[Fact],
+        arg_facts: Sequence[Fact],
         counters: Sequence[Counter],
         yields: Callable[[], list[Value]],
         moves: bool = True,
@@ -117,7 +117,7 @@ class Generator(FactsOfPlaces):
         self.covering = (*(self.covering or ()), *counters) if whole else None
 
         def body(*_: Value) -> tuple[Value, ...]:
-            with self.inner(args, known):
+            with self.inner(args, arg_facts):
                 self.depth += 1
                 self.moves(1 + self.upto(_MOVES[self.depth] - 1) if moves else 0)
                 self.depth -= 1
@@ -135,13 +135,13 @@ class Generator(FactsOfPlaces):
     def _inits(self, length: int, first: Value | None = None) -> tuple[list[Value], list[Fact]]:
         """Initial carries and what shall hold for the carries in every iteration."""
         inits: list[Value] = []
-        known: list[Fact] = []
+        carry_facts: list[Fact] = []
         for init in [first] if first is not None else [self.any() for _ in range(self.upto(3))]:
             fact = widened(self.facts[init], init.tile.dtype, length)
             inits.append(init if fact else self.number(1, init.tile))
-            known.append(fact or exact_numbers(init.tile.dtype))
+            carry_facts.append(fact or exact_numbers(init.tile.dtype))
         self.use(inits)
-        return inits, known
+        return inits, carry_facts
 
     def _next(self, arg: Value, init: Value, length: int) -> Value:
         """The next carry: a sum, or another value that the carry's fact holds for, or the carry itself."""
@@ -157,22 +157,22 @@ class Generator(FactsOfPlaces):
 
     def _accumulated(self, arg: Value, term: Value, init: Fact, length: int) -> Value | None:
         """`arg + term` if that stays within the carry's fact for `length` iterations."""
-        wanted = self.facts[arg]
-        room = (wanted.bound - init.bound) / max(length, 1)
-        if room < self.facts[term].bound or self.facts[term].inf > wanted.inf:
+        carry_fact = self.facts[arg]
+        room = (carry_fact.bound - init.bound) / max(length, 1)
+        if room < self.facts[term].bound or self.facts[term].inf > carry_fact.inf:
             if room < 1:
                 return None
             term = self.tame(term, int(min(room, 4)))
         fact = self.facts[term]
-        if wanted.error:
-            spent = init.error + length * (fact.error + facts.roundoff(arg.tile.dtype) * wanted.bound)
-            if spent > wanted.error:
+        if carry_fact.error:
+            spent = init.error + length * (fact.error + facts.roundoff(arg.tile.dtype) * carry_fact.bound)
+            if spent > carry_fact.error:
                 return None
-        elif fact.error or fact.grain < wanted.grain or not facts.exact(wanted, arg.tile.dtype):
+        elif fact.error or fact.grain < carry_fact.grain or not facts.exact(carry_fact, arg.tile.dtype):
             return None
         total = self.added(arg, term)
         if total is not None:
-            self.facts[total] = wanted
+            self.facts[total] = carry_fact
         return total
 
     # --- control flow ---
@@ -188,7 +188,7 @@ class Generator(FactsOfPlaces):
         bounds = (self.number(0, INDEX), self.number(axis.extent, INDEX))
         if not whole:
             bounds = (self.position(axis.extent + 2), self.position(axis.extent + 2))
-        inits, known = self._inits(axis.tiles, first)
+        inits, carry_facts = self._inits(axis.tiles, first)
         index = index_value(axis.name)
         args = [index, *(Value(v.type, "c") for v in inits)]
         self.kinds |= {index: "index", **dict.fromkeys(args[1:], "carry")}
@@ -202,14 +202,14 @@ class Generator(FactsOfPlaces):
             return [self._next(a, i, axis.tiles) for a, i in zip(args[1:], inits, strict=True)]
 
         self.folds.append((counter, *bounds))
-        body = self.region(args, [Fact(max(1, axis.tiles)), *known], [counter], yields, first is None)
+        body = self.region(args, [Fact(max(1, axis.tiles)), *carry_facts], [counter], yields, first is None)
         self.folds.pop()
         self.places = [p for p in self.places if p not in reopened]
         self.use(bounds)
         results = self.builder.add(
             Fold(operands=(*bounds, *inits), regions=(body,), axis=axis, reverse=bool(self.upto(1)))
         )
-        self._define(results, known)
+        self._define(results, carry_facts)
 
     def carried(self, x: Value) -> bool:
         """A fold whose first carry begins as a value."""
@@ -218,8 +218,8 @@ class Generator(FactsOfPlaces):
         self.fold(x)
         return True
 
-    def _define(self, results: Sequence[Value], known: Sequence[Fact]) -> None:
-        self.facts.update(zip(results, known, strict=True))
+    def _define(self, results: Sequence[Value], result_facts: Sequence[Fact]) -> None:
+        self.facts.update(zip(results, result_facts, strict=True))
         self.kinds |= dict.fromkeys(results, "region")
         self.scope.values += results
         self.scope.unused.update(dict.fromkeys(results))
@@ -229,8 +229,8 @@ class Generator(FactsOfPlaces):
         most = self.upto(3)
         static = not self.upto(1)
         start = self.number(most, INDEX) if static else self.clamp(self.position(), 0, most)
-        inits, known = self._inits(most)
-        known = [Fact(max(1, most)), *known]
+        inits, carry_facts = self._inits(most)
+        carry_facts = [Fact(max(1, most)), *carry_facts]
         inits = [start, *inits]
         self.use(inits)
         tests, args = ([Value(v.type, "w") for v in inits] for _ in range(2))
@@ -241,23 +241,23 @@ class Generator(FactsOfPlaces):
 
         def following() -> list[Value]:
             less = self.ew("sub", args[0], self.number(1, INDEX))
-            self.facts[less] = known[0]
+            self.facts[less] = carry_facts[0]
             return [less, *(self._next(a, i, most) for a, i in zip(args[1:], inits[1:], strict=True))]
 
         counter = Counter(args[0], Axis("w", most), whole=static, offset=-1)
-        condition = self.condition(tests, known, more)
-        body = self.region(args, known, [counter], following)
+        condition = self.condition(tests, carry_facts, more)
+        body = self.region(args, carry_facts, [counter], following)
         self.places = [p for p in self.places if not any(c.offset for c in p.counters)]
-        self._define(self.builder.add(While(operands=tuple(inits), regions=(condition, body))), known)
+        self._define(self.builder.add(While(operands=tuple(inits), regions=(condition, body))), carry_facts)
 
-    def condition(self, tests: list[Value], known: list[Fact], more: Callable[[], list[Value]]) -> Block:
+    def condition(self, tests: list[Value], test_facts: list[Fact], more: Callable[[], list[Value]]) -> Block:
         """The block that decides whether a while goes on: its arguments are `tests`, its results those of `more()`.
 
-        `tests` hold the carries of the iteration, with the facts `known`; `more` adds ops, and returns one bool.
+        `tests` hold the carries of the iteration, with the facts `test_facts`; `more` adds ops, and returns one bool.
         """
 
         def body(*_: Value) -> tuple[Value, ...]:
-            with self.inner(tests, known):
+            with self.inner(tests, test_facts):
                 return tuple(more())
 
         return self.builder.block(tuple(tests), body)
@@ -272,10 +272,10 @@ class Generator(FactsOfPlaces):
         def yields() -> list[Value]:
             yielded.append([self.value(t) for t in types])
             if target is not None:
-                wanted = TileType(target.access.shape, target.output.ref.dtype)
+                tile_type = TileType(target.access.shape, target.output.ref.dtype)
                 fact = self.facts[target.output]
-                value = self.fitted(self.value(wanted), fact)
-                self._write(target, self.number(1, wanted) if value is None else value)
+                value = self.fitted(self.value(tile_type), fact)
+                self._write(target, self.number(1, tile_type) if value is None else value)
             return yielded[-1]
 
         regions = tuple(self.region((), (), (), yields) for _ in range(1 + self.upto(2)))

@@ -166,19 +166,26 @@ def _relation(op: Op) -> set[str]:
 
 @dataclass
 class _Flow:
-    """What each value knows: facts, and whether it holds data of an array."""
+    """A walk over a Func that collects the cells of the second table.
+
+    Attributes:
+      func: the Func.
+      origins: for each value, the facts ("index", "arange", ...) from which it is computed.
+      data: the values computed from elements of an array.
+      cells: the pairs (fact, place) that the walk has met.
+    """
 
     func: Func
-    known: defaultdict[Value, frozenset[str]] = field(default_factory=lambda: defaultdict(frozenset))
+    origins: defaultdict[Value, frozenset[str]] = field(default_factory=lambda: defaultdict(frozenset))
     data: set[Value] = field(default_factory=set[Value])
-    found: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    cells: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
     def run(self) -> set[tuple[str, str]]:
         """The pairs of the second table."""
         for value in self.func.body.args:
-            self.known[value] = frozenset({"index"})
+            self.origins[value] = frozenset({"index"})
         self.block(self.func.body, "grid axis")
-        return self.found
+        return self.cells
 
     def block(self, block: Block, place: str) -> None:
         """Follow the ops of a block."""
@@ -186,11 +193,11 @@ class _Flow:
             self.op(op, place)
 
     def op(self, op: Op, place: str) -> None:
-        """What an op's results know, and what it shows."""
+        """Record the origins of an op's results, and the cells that its operands fill."""
         inner = "fold" if isinstance(op, Fold) else place
         for region in op.regions:
             if isinstance(op, Fold):
-                self.known[region.args[0]] = frozenset({"index"})
+                self.origins[region.args[0]] = frozenset({"index"})
                 self.pass_on(op.inits, region.args[1:])
             elif isinstance(op, While):
                 self.pass_on(op.operands, region.args)
@@ -205,16 +212,16 @@ class _Flow:
         if not op.regions and not isinstance(op, MemoryOp):
             self.compute(op, place)
 
-    def pass_on(self, values: Sequence[Value], others: Sequence[Value]) -> None:
-        """Other values know what these know."""
-        for value, other in zip(values, others, strict=False):
-            self.known[other] |= self.known[value]
+    def pass_on(self, values: Sequence[Value], targets: Sequence[Value]) -> None:
+        """Add the origins of each value to the target beside it."""
+        for value, target in zip(values, targets, strict=False):
+            self.origins[target] |= self.origins[value]
             if value in self.data:
-                self.data.add(other)
+                self.data.add(target)
 
     def show(self, place: str, values: Iterable[Value]) -> None:
-        """Note that facts that values know are used in a place."""
-        self.found |= {(fact, place) for value in values for fact in self.known[value]}
+        """Record that a place uses the origins of some values."""
+        self.cells |= {(fact, place) for value in values for fact in self.origins[value]}
 
     def access(self, op: MemoryOp) -> None:
         """Masks and index vectors."""
@@ -226,19 +233,19 @@ class _Flow:
 
     def compute(self, op: Op, place: str) -> None:
         """An op on tiles: facts that meet data are used in the program, or in the fold."""
-        known = frozenset[str]().union(*(self.known[v] for v in op.operands), self.begun(op))
-        if isinstance(op, Elementwise) and {"index", "arange"} <= known and op.function == "add":
-            known |= {"indices"}
-        bounds = isinstance(op, Elementwise) and op.function in COMPARISONS and "shape" in known
-        if bounds and known & {"indices", "arange"}:
-            known |= {"valid"}
+        origins = frozenset[str]().union(*(self.origins[v] for v in op.operands), self.begun(op))
+        if isinstance(op, Elementwise) and {"index", "arange"} <= origins and op.function == "add":
+            origins |= {"indices"}
+        bounds = isinstance(op, Elementwise) and op.function in COMPARISONS and "shape" in origins
+        if bounds and origins & {"indices", "arange"}:
+            origins |= {"valid"}
         holds = [v in self.data for v in op.operands]
         if any(holds):
             apart = [v for v, is_data in zip(op.operands, holds, strict=True) if not is_data]
             self.show(place, apart)
             self.data.update(op.results)
         for result in op.results:
-            self.known[result] = known
+            self.origins[result] = origins
 
     def begun(self, op: Op) -> frozenset[str]:
         """The facts that an op without operands states."""

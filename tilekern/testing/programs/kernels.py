@@ -129,8 +129,8 @@ class Draft:
 
     def any(self, kind: str = "f", rank: int = 0) -> Tile:
         """Some value of a kind, rather one of the last ones, with so many dims at least."""
-        found = [t for t in self.tiles if t.kind == kind and len(t.shape) >= rank]
-        return self.pick(found[::-1][:6]) if found else self._made(kind)
+        candidates = [t for t in self.tiles if t.kind == kind and len(t.shape) >= rank]
+        return self.pick(candidates[::-1][:6]) if candidates else self._made(kind)
 
     def _made(self, kind: str) -> Tile:
         if kind == "b":
@@ -279,11 +279,11 @@ class Draft:
         text, have = y.name, y.shape
         for _ in range(4):
             try:
-                found = np.broadcast_shapes(shape, have)
+                joint = np.broadcast_shapes(shape, have)
             except ValueError:
-                found = None
-            if found is not None and prod(found) <= _LARGEST and len(found) <= 3:
-                return tuple(found), text
+                joint = None
+            if joint is not None and prod(joint) <= _LARGEST and len(joint) <= 3:
+                return tuple(joint), text
             if len(have) == 1 and len(shape) == 2 and have[0] == shape[0]:
                 return shape, f"{text}[:, None]"
             if not have:
@@ -392,8 +392,8 @@ class Draft:
         text, have = value.name, value.shape
         while len(have) > len(shape):
             text, have = f"{text}.sum(0)", have[1:]
-        for number, (n, wanted) in enumerate(zip(have[::-1], shape[::-1], strict=False), 1):
-            text += "" if n in (1, wanted) else f".sum({-number}, keepdims=True)"
+        for number, (n, target) in enumerate(zip(have[::-1], shape[::-1], strict=False), 1):
+            text += "" if n in (1, target) else f".sum({-number}, keepdims=True)"
         return self.let(f"jnp.broadcast_to({text}, {shape})", shape, "f", value.bound * prod(value.shape))
 
 

@@ -118,13 +118,15 @@ class Memory(Places):
     def _load(self, ref: Value, shape: tuple[int, ...] | None) -> Value:
         """A load; `shape` says what it loads along its first dims, the others are indices."""
         operands: list[Value] = []
-        wanted = None if shape is None else [(size,) for size in (*shape, *[None] * (len(ref.ref.shape) - len(shape)))]
+        tile_sizes = (
+            None if shape is None else [(size,) for size in (*shape, *[None] * (len(ref.ref.shape) - len(shape)))]
+        )
         extents = self._seen(ref.ref.shape) if shape is None else ref.ref.shape
         for _ in range(_TRIES):
             dims = list[Dim]()
             for n, length in enumerate(extents):
                 gathers = [dim.size for dim in dims if dim.kind == "gather"]
-                dims.append(self._dim(length, operands, None if wanted is None else wanted[n], gathers[-1:]))
+                dims.append(self._dim(length, operands, None if tile_sizes is None else tile_sizes[n], gathers[-1:]))
             dims = self._together(dims) if shape is None else dims
             access = Access(tuple(dims), None if extents == ref.ref.shape else extents)
             if prod(access.shape) <= LARGEST:
@@ -146,13 +148,13 @@ class Memory(Places):
 
     def _together(self, dims: Sequence[Dim]) -> list[Dim]:
         """The dims, of index vectors of the same size some together."""
-        found: list[Dim] = []
+        joined: list[Dim] = []
         last: Dim | None = None
         for dim in dims:
             goes = last is not None and dim.kind == "gather" and dim.size == last.size and self.seed % 4
-            found.append(replace(dim, kind="along") if goes else dim)
+            joined.append(replace(dim, kind="along") if goes else dim)
             last = dim if dim.kind == "gather" and not goes else last
-        return found
+        return joined
 
     def _read(self, ref: Value, access: Access, positions: tuple[Value, ...]) -> Value:
         mask = self.value(TileType(access.shape, BOOL)) if "mask" in self.features and self.chance(2) else None
@@ -163,20 +165,20 @@ class Memory(Places):
         return self.emit(op, union(*self.fact(ref, *fill), *(() if fill else (Fact(0),))))
 
     def _dim(
-        self, length: int, operands: list[Value], wanted: tuple[int | None] | None, gathers: Sequence[int] = ()
+        self, length: int, operands: list[Value], allowed: tuple[int | None] | None, gathers: Sequence[int] = ()
     ) -> Dim:
-        """The access along one dim: by `wanted[0]` lanes, or as an index where that is None, or in any way.
+        """The access along one dim: by `allowed[0]` lanes, or as an index where that is None, or in any way.
 
         An index vector is as long as those of `gathers`, so that both can go together.
         """
-        size = self.pick(self.sizes) if wanted is None else wanted[0]
+        size = self.pick(self.sizes) if allowed is None else allowed[0]
         kinds: list[Literal["block", "index", "gather"]] = ["block", "block", "gather"]
         if "gather" not in self.features:
             kinds.pop()
-        kind = "index" if size is None or (wanted is None and self.chance(3)) else self.pick(kinds)
-        if kind == "gather" and wanted is None and gathers:
+        kind = "index" if size is None or (allowed is None and self.chance(3)) else self.pick(kinds)
+        if kind == "gather" and allowed is None and gathers:
             size = gathers[-1]
-        if kind == "block" and self.chance(3) and wanted in (None, (length,)) and 0 < length <= 16:
+        if kind == "block" and self.chance(3) and allowed in (None, (length,)) and 0 < length <= 16:
             return Dim("block", Position(), length, in_bounds=not self.upto(1))
         terms: list[tuple[Value, int]] = []
         if kind == "gather":
@@ -399,18 +401,18 @@ class Memory(Places):
             masked = "mask" in self.features and self.upto(1)
             self._add_store(place, value, self.value(TileType(place.access.shape, BOOL)) if masked else None)
 
-    def fitted(self, value: Value, wanted: Fact) -> Value | None:
-        """`value`, or what can be made of it, such that `wanted` holds for it."""
+    def fitted(self, value: Value, target: Fact) -> Value | None:
+        """`value`, or what can be made of it, such that `target` holds for it."""
         fact, floats = self.facts[value], kind_of(value.tile.dtype) == "float"
-        if floats and not fact.error and not wanted.error and fact.grain < min(wanted.grain, 1):
+        if floats and not fact.error and not target.error and fact.grain < min(target.grain, 1):
             value = self.ew("floor", value)
             fact = self.facts[value]
-        if floats and (fact.bound > wanted.bound or fact.inf > wanted.inf) and wanted.bound >= 1:
-            value = self.tame(value, int(min(wanted.bound, 4)))
+        if floats and (fact.bound > target.bound or fact.inf > target.inf) and target.bound >= 1:
+            value = self.tame(value, int(min(target.bound, 4)))
             fact = self.facts[value]
-        if floats and not fact.error and not wanted.error and fact.grain < min(wanted.grain, 1):
+        if floats and not fact.error and not target.error and fact.grain < min(target.grain, 1):
             value = self.ew("floor", value)
-        return value if self.facts[value].within(wanted) else None
+        return value if self.facts[value].within(target) else None
 
 
 def exact_numbers(dtype: DType) -> Fact:

@@ -51,15 +51,15 @@ def _compare(func: Func, factor: Factor, parts: int, arrays: Sequence[Any], whol
         )
         for n in range(parts)
     ]
-    for param, wanted, *of_parts in zip(func.outputs, whole, *results, strict=True):
+    for param, expected, *of_parts in zip(func.outputs, whole, *results, strict=True):
         where = f"{param.name} of {parts} parts of {factor.name} in\n{func}"
         if func.params.index(param) in factor.addends:
-            assert _is_near(wanted, of_parts), f"the sum is {sum(of_parts)}, should be {wanted}: {where}"
+            assert _is_near(expected, of_parts), f"the sum is {sum(of_parts)}, should be {expected}: {where}"
             continue
         dim = next((n for number, n in factor.dims if func.params[number] is param), None)
-        found = of_parts[0] if dim is None else np.concatenate(of_parts, dim)
-        same = (found == wanted) | ((found != found) & (wanted != wanted))
-        assert same.all(), f"{found[~same][:4]} should be {wanted[~same][:4]}: {where}"
+        joined = of_parts[0] if dim is None else np.concatenate(of_parts, dim)
+        same = (joined == expected) | ((joined != joined) & (expected != expected))
+        assert same.all(), f"{joined[~same][:4]} should be {expected[~same][:4]}: {where}"
 
 
 def _slice(func: Func, factor: Factor, param: Value, array: Any, part: int, parts: int) -> Array:
@@ -68,14 +68,14 @@ def _slice(func: Func, factor: Factor, param: Value, array: Any, part: int, part
     return np.split(np.asarray(array), parts, dims[0])[part] if dims else np.asarray(array)
 
 
-def _is_near(wanted: Array, addends: Sequence[Array]) -> bool:
+def _is_near(expected: Array, addends: Sequence[Array]) -> bool:
     """True if a sum is one of the addends: as far from it as 64 roundings of the greatest number, or of 1.
 
     NaN and infinities are near to each other, for the order decides which of both a sum becomes.
     """
-    wide, exact = np.stack(addends).astype(np.float64), wanted.astype(np.float64)
+    wide, exact = np.stack(addends).astype(np.float64), expected.astype(np.float64)
     with np.errstate(all="ignore"):
         finite = np.isfinite(exact) & np.isfinite(wide).all(0)
         greatest = np.abs(np.where(finite, wide, 0)).max(initial=1)
-        near = np.abs(wide.sum(0) - exact) <= 64 * float(cast(Any, ml_dtypes.finfo(wanted.dtype)).eps) * greatest
+        near = np.abs(wide.sum(0) - exact) <= 64 * float(cast(Any, ml_dtypes.finfo(expected.dtype)).eps) * greatest
     return bool((near | ~finite).all())

@@ -136,8 +136,8 @@ class Products:
         depth = self._pick([64, 16, 128])
         query = self._matrix("q", "i", ":", (self._rows, depth))
         key = self._matrix("y", ":", "k", (depth, self._inner))
-        weights, known = self._pick(_WEIGHTS)
-        fact = self._sum(known)
+        weights, weights_fact = self._pick(_WEIGHTS)
+        fact = self._sum(weights_fact)
         lines = [f"query = {query}", "def step(k, total):", f"    s = tk.dot(query, {key})", f"    p = {weights}"]
         if self._upto(1):
             lines.append("    total = total * jnp.where(p.max(axis=1) > 1, 0.5, 1)[:, None]")

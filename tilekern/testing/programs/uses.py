@@ -285,8 +285,8 @@ class Uses(Memory):
             functions = ["and", "or", "xor"]
         operands = (x, other) if self.upto(1) else (other, x)
         function = self.pick(functions)
-        found = self._computed(function, operands)
-        return self._computed("max", operands) if found is None and x.tile.dtype != BOOL else found
+        value = self._computed(function, operands)
+        return self._computed("max", operands) if value is None and x.tile.dtype != BOOL else value
 
     def _smoothed(self, x: Value) -> Value | None:
         """A smooth function of a value as it is, if it is in the domain of one; else of the clamped value."""
@@ -300,8 +300,8 @@ class Uses(Memory):
         if not domains:
             return self._smooth_of(self.pick([*facts.SMOOTH]), x)
         function = self.pick([*domains])
-        found = facts.smooth((domains[function],), (fact,), x.tile.dtype)
-        return found and self.emit(Elementwise(function=function, operands=(x,)), found)
+        result_fact = facts.smooth((domains[function],), (fact,), x.tile.dtype)
+        return result_fact and self.emit(Elementwise(function=function, operands=(x,)), result_fact)
 
     def _selected(self, x: Value, source: Value | None = None) -> Value:
         if x.tile.dtype == BOOL and self.upto(1):
@@ -315,10 +315,10 @@ class Uses(Memory):
 
     def _converted(self, x: Value) -> Value | None:
         """A cast, which may round; of smaller numbers only if it rounds too much."""
-        known = {d: facts.convert(self.facts[x], x.tile.dtype, d) for d in self.dtypes if d != x.tile.dtype}
-        as_it_is = {d: fact for d, fact in known.items() if fact is not None and not fact.inf}
+        converted = {d: facts.convert(self.facts[x], x.tile.dtype, d) for d in self.dtypes if d != x.tile.dtype}
+        as_it_is = {d: fact for d, fact in converted.items() if fact is not None and not fact.inf}
         if not as_it_is:
-            return self.converted(x, self.pick([*known] or [*self.dtypes]))
+            return self.converted(x, self.pick([*converted] or [*self.dtypes]))
         dtype = self.pick([*as_it_is])
         return self.emit(Convert(operands=(x,), dtype=dtype), as_it_is[dtype])
 
@@ -361,8 +361,8 @@ class Uses(Memory):
         fact = facts.reduce("sum", self.facts[x], x.tile.shape[dim], x.tile.dtype)
         least: list[Cumulative] = ["max", "min"]
         monoid: Cumulative = "sum" if fact is not None and self.upto(1) else self.pick(least)
-        found = fact if fact is not None and monoid == "sum" else self.facts[x]
-        return self.emit(Scan(operands=(x,), monoid=monoid, dim=dim, reverse=bool(self.upto(1))), found)
+        result_fact = fact if fact is not None and monoid == "sum" else self.facts[x]
+        return self.emit(Scan(operands=(x,), monoid=monoid, dim=dim, reverse=bool(self.upto(1))), result_fact)
 
     def _sorted(self, x: Value) -> Value | None:
         """By the value, or of the value by other keys."""

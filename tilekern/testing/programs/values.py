@@ -97,11 +97,11 @@ class Values:
             self.scope.unused.pop(value, None)
 
     @contextmanager
-    def inner(self, args: Sequence[Value], known: Sequence[Fact]) -> Any:
+    def inner(self, args: Sequence[Value], arg_facts: Sequence[Fact]) -> Any:
         """A block inside the current one."""
         outer = self.scope
         self.scope = Scope([*outer.values, *args])
-        self.facts.update(zip(args, known, strict=True))
+        self.facts.update(zip(args, arg_facts, strict=True))
         try:
             yield
         finally:
@@ -117,19 +117,19 @@ class Values:
         """A value in scope, most likely a recent one, or a new one: of a dtype of `kinds`, if the program has one."""
         dtypes = [d for d in self.dtypes if not kinds or kind_of(d) in kinds] or [*self.dtypes]
         dtype = self.pick(dtypes)
-        found = [v for v in self.scope.values if v.tile.dtype == dtype]
-        if found and not self.chance(4):
-            return self.pick(found[-6:][::-1])
+        candidates = [v for v in self.scope.values if v.tile.dtype == dtype]
+        if candidates and not self.chance(4):
+            return self.pick(candidates[-6:][::-1])
         return self.source(TileType(self.shape(2), dtype))
 
     def value(self, tile: TileType) -> Value:
         """A value of this type: one in scope, or a coerced value of another type, or a new one."""
         way = self.upto(7)
-        found = [v for v in self.scope.values[-24:] if v.type == tile]
-        if found and way < 5:
-            return self.pick(found[::-1][:6])
-        if way < 6 and (made := self.coerce(self.any(), tile)) is not None:
-            return made
+        candidates = [v for v in self.scope.values[-24:] if v.type == tile]
+        if candidates and way < 5:
+            return self.pick(candidates[::-1][:6])
+        if way < 6 and (coerced := self.coerce(self.any(), tile)) is not None:
+            return coerced
         return self.source(tile)
 
     def source(self, tile: TileType) -> Value:
@@ -168,9 +168,9 @@ class Values:
 
     def position(self, most: int = 8, shape: tuple[int, ...] = ()) -> Value:
         """An int32 value for index arithmetic: one bounded by 64, or one clamped between 0, -1 or -2 and `most`."""
-        found = [v for v in self.scope.values if v.type == TileType(shape, I32) and self.facts[v].bound <= 64]
-        if found and not self.chance(5):
-            return self.pick(found[::-1][:8])
+        candidates = [v for v in self.scope.values if v.type == TileType(shape, I32) and self.facts[v].bound <= 64]
+        if candidates and not self.chance(5):
+            return self.pick(candidates[::-1][:8])
         return self.clamp(self.value(TileType(shape, I32)), self.pick([0, -1, -2]), most)
 
     def coerce(self, x: Value, tile: TileType) -> Value | None:
@@ -211,8 +211,8 @@ class Values:
 
     def ew(self, function: str, *operands: Value) -> Value:
         """The value of an elementwise op, with the fact of `facts.elementwise`; a caller that knows better sets it."""
-        dtype, known = operands[0].tile.dtype, self.fact(*operands)
-        known_fact = facts.elementwise(function, known, dtype)
+        dtype, operands_fact = operands[0].tile.dtype, self.fact(*operands)
+        known_fact = facts.elementwise(function, operands_fact, dtype)
         assert known_fact is not None
         return self.emit(Elementwise(function=function, operands=operands), known_fact)
 
@@ -380,8 +380,8 @@ class Values:
         for side in "xy":
             free = [f"{side}{n}" for n in range(self.pick([1, 1, 0, 2] if inner + batch < 3 else [1, 0]))]
             size.update((name, self.pick(self.sizes)) for name in free)
-            rest = [*free, *labels]
-            orders.append([rest.pop(self.upto(len(rest) - 1)) for _ in range(len(rest))])
+            labels_left = [*free, *labels]
+            orders.append([labels_left.pop(self.upto(len(labels_left) - 1)) for _ in range(len(labels_left))])
         shapes = [tuple(size[n] for n in order) for order in orders]
         if any(prod(s) > LARGEST for s in shapes) or prod(size.values()) > 4 * LARGEST:
             return None
