@@ -13,6 +13,9 @@ OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest 
 .PHONY: help demo train test test-full test-levels mutants test-clients test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
+# Even where the environment forbids it, Python keeps bytecode: or else each process compiles all sources and tests again.
+export PYTHONDONTWRITEBYTECODE =
+
 help:
 	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
 	@echo 'make train        train a transformer on a mesh of 8 virtual devices, and compare with one, and with plain JAX'

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# What is compiled is kept here, and not among the user's.
+# What tilekern compiles is kept here, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
 # Every pass and every plan is verified in every test, and memory that a program may not read yet holds NaN.
@@ -15,7 +15,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import durations, seeds, sweeps
+from tests import compilations, durations, seeds, sweeps
 
 # Millions of objects live as long as the process, and JAX adds work of its own to each collection: fewer of them.
 gc.set_threshold(10_000, 10, 10)
@@ -24,12 +24,8 @@ gc.set_threshold(10_000, 10, 10)
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
     jax.config.update("jax_num_cpu_devices", 8)
 
-# References are compiled many times: for each backend, after each `jax.clear_caches`, and in the next run. Each process
-# has a folder of its own, for JAX writes an entry in the open. An entry that is cut off is compiled again.
-_COMPILED = Path(os.environ["XDG_CACHE_HOME"]) / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
-jax.config.update("jax_compilation_cache_dir", str(_COMPILED))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+_COMPILED = compilations.folder(Path.home() / ".cache", Path(os.environ["XDG_CACHE_HOME"]))
+compilations.keep(_COMPILED)
 
 # The first example of a shape compiles, so times say nothing about the code under test.
 settings.register_profile(
@@ -49,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set up XLA for the sample; record in the process that starts those of pytest-xdist."""
     seeds.begin(str(config.getoption("--seeds")))
+    if not hasattr(config, "workerinput"):
+        compilations.prune(_COMPILED)
     # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
     jax.config.update("jax_disable_most_optimizations", sweeps.choose(config) != "all")
     if config.getoption("--record-durations"):
