@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from tilekern.lower.target import Target, resolve
 if TYPE_CHECKING:
     from tilekern.estimate import Estimate
     from tilekern.estimate.explain import Explanation
+    from tilekern.ir.picture import Picture
 
 
 class Traced:
@@ -45,6 +47,34 @@ class Traced:
 
     def __str__(self) -> str:
         return str(self.ir)
+
+    @checked
+    def draw(self, program: Sequence[int] | None = None) -> Picture:
+        """A picture of the arrays: the tiles of all programs, the lanes masked at edges, and the tiles of one program.
+
+        Notebooks show it; `str(picture)` is a file of SVG.
+
+        Args:
+          program: the tile index of the coloured program along each axis of the grid; None for the one in the middle.
+
+        Raises:
+          tilekern.errors.ArgumentError: the grid has no such program.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, tilekern as tk
+          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+          ... def double(x, out):
+          ...     i = tk.parallel(x.shape[0], 4)
+          ...     out[i] = x[i] * 2
+          >>> str(double.trace(jnp.arange(10)).draw(program=(2,)))
+          '<svg viewBox=...</svg>'
+        """
+        from tilekern.ir.picture import picture
+
+        return picture(self.ir, program)
+
+    def _repr_html_(self) -> str:
+        return f"{self.draw().svg}<pre>{escape(str(self))}</pre>"
 
     @checked
     def __call__(self, *arrays: Any) -> Any:
@@ -201,6 +231,20 @@ class Lowered:
 
     def __str__(self) -> str:
         return self.text
+
+    @checked
+    def draw(self, program: Sequence[int] | None = None) -> Picture:
+        """A picture of the arrays with the target's blocks, see `Traced.draw`."""
+        from tilekern.ir.picture import picture
+
+        return picture(self.ir, program)
+
+    def _repr_html_(self) -> str:
+        parts = {"Plan": self.plan, f"Program for {self.target}": self.text}
+        details = (
+            f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>" for name, text in parts.items()
+        )
+        return f"{self.draw().svg}{''.join(details)}"
 
     @property
     def plan(self) -> str:
