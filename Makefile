@@ -83,7 +83,7 @@ gpu:
 
 # No --quiet: it would hide warnings from --strict. The variable turns off the theme's notice that it ends in May 2027.
 docs: .venv/installed-docs
-	@.venv/bin/python docs/generate.py
+	@.venv/bin/python -m docs.generate
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 clean:
