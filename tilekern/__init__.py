@@ -25,6 +25,7 @@ from tilekern.kernel import (
     op,
 )
 from tilekern.kernel.sharding_rule import ShardingRule
+from tilekern.kernel.tuned import Tuned, tuned
 from tilekern.lang.bits import random_bits, stochastic_round, unpack
 from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
@@ -61,6 +62,7 @@ __all__ = [
     "Tile",
     "Traced",
     "TracedOp",
+    "Tuned",
     "Zeros",
     "accumulator",
     "backends",
@@ -90,6 +92,7 @@ __all__ = [
     "serial",
     "stochastic_round",
     "tile",
+    "tuned",
     "unpack",
     "when",
     "zeros",

@@ -39,6 +39,13 @@ def amd_architecture() -> str | None:
     return next((str(d.compute_capability).partition(":")[0] for d in _devices("rocm")), None)
 
 
+def device_kind(platform: str) -> str:
+    """The kind of this machine's first device of a platform in JAX's words, "NVIDIA H100 80GB HBM3"; "" for none."""
+    if platform == "tpu":
+        return tpu_kind() or ""
+    return next((str(d.device_kind) for d in _devices(platform)), "")
+
+
 def tpu_kind() -> str | None:
     """The kind of this machine's TPU in JAX's words, such as "TPU v5 lite"; None if JAX sees none."""
     # Without chips, libtpu would complain at length.

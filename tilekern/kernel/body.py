@@ -19,9 +19,11 @@ from tilekern.ir.core import Func
 from tilekern.ir.types import Role
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import TypedCall
+from tilekern.kernel.fingerprint import key_of
 from tilekern.kernel.instance import Version
 from tilekern.kernel.primitive import Types
 from tilekern.kernel.signature import LAUNCH
+from tilekern.kernel.tuned import Key
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.target import Target, on_platform
@@ -73,6 +75,8 @@ class Body:
     _traces: dict[Blocks, BlockTrace] = field(default_factory=dict[Blocks, BlockTrace], init=False)
     # Versions of a body that closes over traced values, which can be traced while these live only.
     _early: dict[Blocks, Version] = field(default_factory=dict[Blocks, Version], init=False)
+    # For each target the settings of the table of tuned blocks.
+    _tuned: dict[Target, Mapping[str, Tunable]] = field(default_factory=dict[Target, Mapping[str, Tunable]], init=False)
 
     @cached_property
     def first(self) -> BlockTrace:
@@ -101,15 +105,35 @@ class Body:
         return self.scheduled(target) if self.proof is None else self.proof.blocks(self, target)
 
     def scheduled(self, target: Target) -> Blocks:
-        """The blocks on a target that the call or the schedule gives."""
-        chosen = self.call.blocks_for(target)
-        return tuple((name, chosen[name]) for name in self.call.signature.tunables)
+        """The blocks on a target that the call, a file of tuned blocks or the schedule gives."""
+        return self._blocks_of(self.settings(target))
+
+    def _blocks_of(self, settings: Mapping[str, Tunable]) -> Blocks:
+        return tuple((name, settings[name]) for name in self.call.signature.tunables)
+
+    def settings(self, target: Target) -> Mapping[str, Tunable]:
+        """Blocks, choices and launch options on a target: the call's, else tuned ones, else the schedule's."""
+        call, table = self.call, self.call.tuned
+        own = call.blocks_for(target)
+        if table is None or (call.name, target.full_name, call.definition.derives) not in table.names:
+            return own
+        if target not in self._tuned:
+            entry = table.entry(self.key(target))
+            settings = {} if entry is None else dict(entry.settings)
+            self._tuned[target] = call.signature.check_blocks(settings, "the file of tuned blocks")
+        return {**own, **self._tuned[target], **call.options.blocks}
+
+    def key(self, target: Target) -> Key:
+        """The key of the call in tables of tuned blocks."""
+        own = self.call.blocks_for(target)
+        func = self.trace(self._blocks_of(own)).tracing.func
+        return key_of(func, target, self.call.options.blocks, own.values(), self.call.definition.derives)
 
     def launch(self, target: Target) -> Mapping[str, int]:
         """The launch options on a target that the call or the schedule gives: the schedule that chose the blocks."""
         if self.proof is not None and self.blocks(target) != self.scheduled(target):
             return self.proof.whole.launch(target)
-        chosen = self.call.blocks_for(target)
+        chosen = self.settings(target)
         return {name: int(chosen[name]) for name in LAUNCH if name in chosen}
 
     def version(self, target: Target) -> Version:
@@ -200,10 +224,17 @@ class Body:
             return "parts of it are no whole tiles"
         return divide(self.trace(blocks).tracing.func, {factors[dims]: count for dims, count in parts.items()})
 
-    def for_derivatives(self) -> Body:
-        """The body with the blocks that the author chose for derivatives; itself if there are none."""
+    @property
+    def has_blocks_for_derivatives(self) -> bool:
+        """True if the author, or a table of tuned blocks, has blocks for derivatives."""
+        table = self.call.tuned
+        is_tuned = table is not None and any(name == self.call.name and g for name, _, g in table.names)
+        return is_tuned or bool(self.call.definition.gradient_schedules)
+
+    def for_derivatives(self, always: bool = False) -> Body:
+        """The body with the blocks for derivatives; itself if there are none, unless a copy is `always` wanted."""
         definition = self.call.definition
-        if self.captures_tracers or not definition.gradient_schedules:
+        if self.captures_tracers or not (always or self.has_blocks_for_derivatives):
             return self
         call = replace(self.call, definition=replace(definition, derives=True))
         if self.proof is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from tilekern.errors import ArgumentError, checked
 from tilekern.kernel import composite, traced
@@ -20,6 +21,9 @@ from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.stages import Traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import DEFAULT, Target
+
+if TYPE_CHECKING:
+    from tilekern.tuning import Result
 
 
 @checked
@@ -180,6 +184,57 @@ class Kernel(Declared):
         """
         inputs, keywords_left = self.signature.positional(args, keywords)
         return self._prepared(inputs, self._check(keywords_left)).callee.sharding
+
+    @checked
+    def tune(
+        self,
+        *args: Any,
+        target: str | None = None,
+        budget: float = 60,
+        candidates: Any = None,
+        reference: Callable[..., Any] | None = None,
+        gradient: bool = False,
+        progress: bool = True,
+        **keywords: Any,
+    ) -> Result:
+        """Find the fastest blocks, choices and launch options for arrays of given types.
+
+        Candidates are compiled and run in processes of their own: one that hangs, crashes or takes all memory is left
+        out. Each must compute the same results. If the target is this machine, candidates are timed in turns with the
+        fastest so far, and a last race against the schedule's own settings decides. Else estimates decide.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`s for random numbers. Give arrays where their values decide how long
+            the kernel takes.
+          target: the target, by default that of this machine.
+          budget: seconds; a candidate that has begun is finished.
+          candidates: dicts of settings, or a dict of lists, of which all combinations are tried; by default those
+            around the schedule's own.
+          reference: the same function in plain JAX, which says what the right results are; by default the first
+            candidate that runs, which is the schedule's own, does. Keywords as for `tilekern.testing.check`.
+          gradient: True to tune the kernels of the gradient, too; each kernel has the same part of the budget.
+          progress: True to show the best so far, if stderr is a terminal.
+          **keywords: static arguments; and blocks that stay as they are.
+
+        Returns:
+          A result that prints as a table; `result.save(path)` writes a file for `tk.tuned`.
+
+        Raises:
+          tilekern.errors.TargetError: there is no such target, or no candidate works on it.
+          tilekern.errors.EstimateError: the target is not this machine, and there is no model of it.
+          tilekern.errors.ArgumentError: the budget is not above 0, the candidates do not fit the kernel, or the
+            reference gives other shapes.
+        """
+        # The tuner stands above kernels: it calls them. It is imported where it is asked for.
+        tuning = import_module("tilekern.tuning")
+        request = tuning.Request(tuning.target_of(target), tuning.check_budget(budget), candidates, reference, progress)
+
+        def traced(name: str) -> tuple[Instance, Sequence[Any]]:
+            prepared = self._traced(args, {**keywords, "target": name})
+            return cast(Instance, prepared.callee), prepared.captured
+
+        inputs, left = self.signature.positional(args, keywords)
+        return tuning.tune(traced, inputs, self._check(left).statics, request, gradient)
 
     @checked
     def trace(self, *args: Any, **keywords: Any) -> Traced:

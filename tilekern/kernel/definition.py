@@ -16,6 +16,7 @@ from tilekern.errors import ArgumentError, TargetError, TilekernError
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature, select
+from tilekern.kernel.tuned import Tuned
 from tilekern.lang.tiles import describe
 from tilekern.lower.device import device_of
 from tilekern.lower.target import DEFAULT, TARGETS, Target, on_platform
@@ -188,6 +189,7 @@ class TypedCall:
       target: the target that the body is traced for first, which decides what arrays it closes over.
       results: the types of the results.
       settings: the settings of JAX under which the body and the rules are traced.
+      tuned: the tuned blocks of the place of the call; None for none.
     """
 
     definition: Definition
@@ -196,6 +198,7 @@ class TypedCall:
     target: Target
     results: Results
     settings: _jax.Settings
+    tuned: Tuned | None = None
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
+from tilekern.kernel import tuned
 from tilekern.kernel.definition import (
     RESIDUALS,
     Definition,
@@ -234,7 +235,8 @@ class Declared:
                 got=f"{len(args)} positional arguments",
                 fix="outputs are not passed; static arguments go by keyword",
             )
-        key = (tree, types, static_key(options.statics), static_key(options.blocks), options.asked, _jax.settings())
+        statics, blocks = static_key(options.statics), static_key(options.blocks)
+        key = (tree, types, statics, blocks, options.asked, _jax.settings(), tuned.active())
         cached = self._by_types.get(key)
         if cached is not None and not (self._captures_tracers and _jax.is_tracing()):
             return cached

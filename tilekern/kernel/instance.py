@@ -24,11 +24,14 @@ from tilekern import _jax
 from tilekern.errors import DependencyError, FallbackWarning, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.debug import Assert, Print
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.composite import mapped
 from tilekern.kernel.divided import on_explicit_mesh
 from tilekern.kernel.packed import before_pairs, packed, unpacked
 from tilekern.kernel.primitive import Callee, Calls, Dims, Divisible, Program, Types
 from tilekern.kernel.sharding_rule import ShardingRule
+from tilekern.kernel.signature import Signature
+from tilekern.kernel.tuned import Key
 from tilekern.kernel.vmapped_rules import stacked, vmapped_jvp, vmapped_transpose
 from tilekern.lower.lowering import Lowering, lower, specialized
 from tilekern.lower.target import DEFAULT, Target
@@ -76,15 +79,23 @@ class Derivatives(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """Blocks and launch options of a kernel, to try others.
+    """Blocks, choices and launch options of a kernel, to try others.
 
     Attributes:
-      settings: returns the blocks and launch options on a target.
-      varied: returns the kernel with other blocks or launch options.
+      settings: returns the blocks, choices and launch options on a target.
+      varied: returns the kernel with other ones, for a call that names a target; None for the call's own target.
+      key: returns the key of the call in files of tuned blocks, for a target.
+      signature: the parameters of the kernel.
+      fixed: the blocks, choices and launch options that the call itself gives.
+      for_derivatives: returns the kernel with the blocks that its derived derivatives have.
     """
 
-    settings: Callable[[Target], Mapping[str, int]]
-    varied: Callable[[Mapping[str, int]], Instance]
+    settings: Callable[[Target], Mapping[str, Tunable]]
+    varied: Callable[[Mapping[str, Tunable], Target | None], Instance]
+    key: Callable[[Target], Key]
+    signature: Signature
+    fixed: Mapping[str, Tunable]
+    for_derivatives: Callable[[], Instance]
 
 
 def _no_part(parts: Mapping[str, int]) -> str:

@@ -312,8 +312,10 @@ class Lowered:
 
         tuning, served = self._kernel.tuning, self._served
         variants = None
-        if tuning is not None and tuning.settings(served):
-            variants = Variants(tuning.settings(served), lambda changes: tuning.varied(changes).lowered(served))
+        if tuning is not None:
+            sizes = {name: size for name, size in tuning.settings(served).items() if type(size) is int}
+            if sizes:
+                variants = Variants(sizes, lambda changes: tuning.varied(changes, None).lowered(served))
         return explain(self._lowered, self._values(), extents, variants, budget)
 
     def _values(self) -> list[Any]:

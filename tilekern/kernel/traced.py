@@ -13,8 +13,9 @@ from tilekern import _jax, source
 from tilekern.errors import ArgumentError
 from tilekern.ir.analysis.sharding import Place
 from tilekern.ir.types import FOUR_BITS
-from tilekern.kernel import derived_rules, stated_rules
+from tilekern.kernel import derived_rules, stated_rules, tuned
 from tilekern.kernel.body import Body, Proof, failed
+from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import Definition, Options, TypedCall
 from tilekern.kernel.instance import Derivatives, Instance, Tuning
 from tilekern.kernel.primitive import Divisible, Types
@@ -28,12 +29,12 @@ from tilekern.lower.target import Target
 def kernel_call(definition: Definition, arguments: Sequence[Any], options: Options, target: Target) -> TypedCall:
     """A call of a kernel on arguments of given types, which are checked; the body is traced for `target` first."""
     result_types = _results(definition, arguments, options.statics)
-    return TypedCall(definition, tuple(arguments), options, target, result_types, definition.settings())
+    return TypedCall(definition, tuple(arguments), options, target, result_types, definition.settings(), tuned.active())
 
 
 def instance(body: Body) -> Instance:
     """The kernel whose body is traced with the blocks of each target."""
-    definition, outputs = body.call.definition, jax.tree.leaves(body.call.results.trees)
+    outputs = jax.tree.leaves(body.call.results.trees)
 
     def rule() -> ShardingRule | None:
         has_none = body.captures_tracers or any(t.dtype in FOUR_BITS for t in (*body.types(), *outputs))
@@ -47,12 +48,9 @@ def instance(body: Body) -> Instance:
         copy = body.for_derivatives()
         return kernel if copy is body else instance(copy)
 
-    def settings(target: Target) -> Mapping[str, int]:
-        return {name: size for name, size in body.call.blocks_for(target).items() if type(size) is int}
-
-    def varied(settings: Mapping[str, int]) -> Instance:
+    def varied(settings: Mapping[str, Tunable], target: Target | None) -> Instance:
         options = body.call.options
-        options = options._replace(blocks={**options.blocks, **settings})
+        options = options._replace(blocks={**options.blocks, **settings}, asked=target or options.asked)
         return instance(Body(replace(body.call, options=options)))
 
     kernel = Instance(
@@ -65,9 +63,16 @@ def instance(body: Body) -> Instance:
         version=body.version,
         launch=body.launch,
         derivatives=_derivatives(body.call)._replace(
-            source=derivatives_from if definition.gradient_schedules else None
+            source=derivatives_from if body.has_blocks_for_derivatives else None
         ),
-        tuning=Tuning(settings, varied),
+        tuning=Tuning(
+            body.settings,
+            varied,
+            body.key,
+            body.call.signature,
+            body.call.options.blocks,
+            lambda: instance(body.for_derivatives(always=True)),
+        ),
     )
     return kernel
 
@@ -117,9 +122,8 @@ def _part(body: Body, rule: ShardingRule, outputs: Types, parts: Mapping[str, in
     if types != [(x.shape, x.dtype) for x in part_types(outputs, rule.results, parts)]:
         return "the body depends on its size (the shapes of results)"
     places = _places(body, rule)
-    part = Body(
-        replace(of_part, settings=call.settings), Proof(body, {places[name]: count for name, count in parts.items()})
-    )
+    proof = Proof(body, {places[name]: count for name, count in parts.items()})
+    part = Body(replace(of_part, settings=call.settings, tuned=call.tuned), proof)
     return part.unproved(call.target) or part
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 
+from tilekern import _machine
 from tilekern.ir.core import Array, Func
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
@@ -203,6 +204,11 @@ def _runs_anywhere(target: Target, name: str) -> None:
     """Raise nothing: every machine of the platform runs the code."""
 
 
+def _device_kind(target: Target) -> str:
+    """JAX's name of the device of the target's platform."""
+    return _machine.device_kind(target.platform)
+
+
 def _unknown_device(target: Target) -> Device:
     """A record without numbers."""
     return Device(target.name, target.platform)
@@ -225,6 +231,7 @@ class Backend:
       check_runs_here: raises a `TargetError` if this machine has devices of the target's platform, none of which runs
         its code; the second argument is the kernel's name.
       device: the record of a target for schedules.
+      machine: names this machine, which has the target, so that blocks that were tuned for another one do not serve it.
       passes: the passes of a target, in their order, for the documentation.
       capabilities: the dtypes that its targets compute with, if `tilekern.lower.rewrite` legalises them.
       simulated: a function of JAX that computes on this machine's CPU what a lowering computes, so that many programs
@@ -247,6 +254,7 @@ class Backend:
     is_here: Callable[[Target], bool] = _on_this_machine
     check_runs_here: Callable[[Target, str], None] = _runs_anywhere
     device: Callable[[Target], Device] = _unknown_device
+    machine: Callable[[Target], str] = _device_kind
     passes: Callable[[Target], Sequence[Pass | Rounds]] | None = None
     capabilities: Callable[[], Capabilities] | None = None
     simulated: Callable[[Any], Callable[..., Sequence[jax.Array]]] | None = None

@@ -5,6 +5,7 @@ from tilekern import testing
 print(testing.check(my_kernel, my_reference))
 """
 
+from tilekern.testing.benchmark import Benchmark, benchmark
 from tilekern.testing.calls import Call
 from tilekern.testing.check import CheckError, check, compare, given_arguments
 from tilekern.testing.comparison import Disagreement
@@ -17,6 +18,7 @@ from tilekern.testing.values import NUMBERS, values
 __all__ = [
     "FEATURES",
     "NUMBERS",
+    "Benchmark",
     "Call",
     "CheckError",
     "Disagreement",
@@ -25,6 +27,7 @@ __all__ = [
     "arrays",
     "assert_agrees",
     "assert_close",
+    "benchmark",
     "bound_of",
     "check",
     "compare",

@@ -58,7 +58,7 @@ class Report:
             for (where, dtype), r in sorted(self._rows.items())
         ]
         head = ("target", "dtype", "examples", "worst error", "refused", "unsteady")
-        lines = [f"{self.name}: {self.examples} calls", *_table([head, *rows])]
+        lines = [f"{self.name}: {self.examples} calls", *table([head, *rows], left=2)]
         lines += [f"skipped {target}: {why}" for target, why in self.skipped.items()]
         for (where, dtype), row in sorted(self._rows.items()):
             lines += [f"{where} refuses {dtype} ({count}): {why}" for why, count in row.refused.most_common(2)]
@@ -77,12 +77,12 @@ class Report:
                 "not_taken": rejected}  # fmt: skip
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns; numbers stand at the right."""
+def table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Rows in columns; the first `left` columns are texts, the others are numbers, which stand at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            x.ljust(w) if n < 2 else x.rjust(w) for n, (x, w) in enumerate(zip(row, widths, strict=True))
+            x.ljust(w) if n < left else x.rjust(w) for n, (x, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

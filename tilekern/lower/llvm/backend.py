@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 
 from tilekern.ir.core import Func
@@ -26,6 +27,13 @@ def _detect(platform: str, exporting: bool) -> Target | None:
     return _TARGET if serves else None
 
 
+def _machine(target: Target) -> str:
+    from tilekern.lower.llvm.compile.toolchain import host
+
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{host().cpu}, {threads} threads"
+
+
 def _passes(target: Target) -> Sequence[Pass | Rounds]:
     """The passes: every CPU has the same ones, whose effect depends on the CPU."""
     from tilekern.lower.llvm.legalize import passes
@@ -45,6 +53,7 @@ BACKEND = Backend(
     (_TARGET,),
     _lower,
     detect=_detect,
+    machine=_machine,
     passes=_passes,
     capabilities=_capabilities,
     simulated=lambda lowering: lowering.run,

@@ -1,0 +1,110 @@
+"""The search, with processes that are played: whatever candidates do, a wrong or slower one is never chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilekern.errors import TargetError
+from tilekern.tuning.candidates import Settings, Space
+from tilekern.tuning.children import Children
+from tilekern.tuning.search import Outcome, Search
+
+type Times = Mapping[int, float | str]
+
+
+class Played:
+    """Processes in which block number n takes `times[n]` seconds, or is refused, or crashes when it is timed."""
+
+    count = 2
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        if message["do"] == "time":
+            times = [self._time(file) for file in message["files"]]
+            if any(isinstance(t, str) for t in times):
+                return {"refused": "crashes: SIGSEGV"}
+            return {"samples": [[t] * message["rounds"] for t in times]}
+        own = self._time(message["file"])
+        if isinstance(own, str) and own != "crashes when timed":
+            return {"refused": own}
+        return {"estimate": own if isinstance(own, float) else 1.0, "seconds": own if isinstance(own, float) else 1e-6}
+
+    def ask_all(self, messages: Sequence[Mapping[str, Any]], seconds: float) -> list[dict[str, Any]]:
+        return [self.ask(message, seconds) for message in messages]
+
+    def _time(self, file: str) -> float | str:
+        return self._times[int(Path(file).read_text())]
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Callable[..., Outcome]:
+    def run(times: Times, own: int = 4, runs: bool = True, listed: Sequence[int] | None = None) -> Outcome:
+        space = Space({"block": sorted(times)}, {"block": own})
+        settings: Sequence[Settings] = [{"block": n} for n in listed or ()]
+        played = cast(Children, Played(times))
+        return Search(
+            lambda s: str(s["block"]), settings or space, {"block": own}, played, tmp_path,
+            runs=runs, end=time.monotonic() + 5, progress=lambda _: None,
+        ).run()  # fmt: skip
+
+    return run
+
+
+def test_the_fastest_is_found_step_by_step(search: Callable[..., Outcome]) -> None:
+    outcome = search({2**n: 1 / (1 + n) for n in range(12)})
+    assert outcome.best == {"block": 2048}
+    assert (outcome.own_seconds, outcome.seconds) == (1 / 3, 1 / 12)
+    assert outcome.confidence is not None
+    assert outcome.confidence > 0.99
+
+
+def test_candidates_that_fail_are_never_chosen(search: Callable[..., Outcome]) -> None:
+    faults = {1: "crashes: SIGSEGV", 2: "hangs: no answer in 20 s", 8: "wrong numbers", 16: "crashes when timed"}
+    outcome = search({4: 1.0, 32: 9.0, **faults})
+    assert outcome.best == {"block": 4}
+    assert outcome.confidence is None
+    assert {"crashes: SIGSEGV", "hangs: no answer in 20 s", "wrong numbers"} <= outcome.refused.keys()
+
+
+def test_where_the_schedule_is_refused_the_best_of_the_others_is_chosen(search: Callable[..., Outcome]) -> None:
+    outcome = search({4: "refused", 8: 2.0, 2: 1.0})
+    assert outcome.best == {"block": 2}
+    assert outcome.own_seconds is None
+
+
+def test_estimates_decide_where_nothing_runs(search: Callable[..., Outcome]) -> None:
+    assert search({4: 1.0, 8: 0.5, 2: 2.0}, runs=False).best == {"block": 8}
+    assert search({4: 1.0, 8: 0.99}, runs=False).best == {"block": 4}  # a gain below what models can tell
+
+
+def test_only_the_candidates_of_the_user_are_tried(search: Callable[..., Outcome]) -> None:
+    assert search({4: 1.0, 8: 0.5, 2: 0.1}, listed=[8]).best == {"block": 8}
+
+
+def test_it_is_an_error_if_nothing_works(search: Callable[..., Outcome]) -> None:
+    with pytest.raises(TargetError, match=r"no settings of the kernel work[\s\S]*got: refused \(1\); refused, too"):
+        search({4: "refused", 8: "refused, too"})
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 10) | st.just("crashes: SIGKILL"), min_size=1))
+def test_the_choice_is_never_slower_than_the_schedule(times: Times) -> None:
+    own = min(times)
+    if isinstance(times[own], str):
+        return
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = Search(
+            lambda s: str(s["block"]), Space({"block": sorted(times)}, {"block": own}), {"block": own},
+            cast(Children, Played(times)), Path(folder), runs=True, end=time.monotonic() + 5, progress=lambda _: None,
+        ).run()  # fmt: skip
+    assert times[cast(int, outcome.best["block"])] == outcome.seconds <= cast(float, times[own])

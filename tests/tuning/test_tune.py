@@ -1,0 +1,89 @@
+"""`kernel.tune`: candidates in processes of their own, the result in a file, and calls that use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tilekern as tk
+from tests.lang.checks import refused
+from tilekern.errors import ArgumentError, TargetError
+from tilekern.kernels.softmax.kernel import softmax_forward
+
+X = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+
+
+def like(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+@tk.kernel(out_type=like)
+def planted(x: Any, out: Any, *, block: tk.Block = 32) -> None:
+    """Twice x; with some blocks slow or wrong."""
+    i = tk.parallel(x.shape[0], block)
+    if block == 16:  # wrong numbers
+        out[i] = x[i] * 2.001
+    elif block == 64:  # slower
+        out[i] = tk.fold(tk.serial(2000, 1), lambda _, y: jnp.sin(y), x[i]) * 0 + x[i] * 2
+    else:
+        out[i] = x[i] * 2
+
+
+@tk.kernel(out_type=like)
+def planted_in_schedule(x: Any, out: Any, *, block: tk.Block = 16) -> None:
+    """Twice x; with the block of 16 the numbers are wrong."""
+    i = tk.parallel(x.shape[0], block)
+    out[i] = x[i] * (2.001 if block == 16 else 2)
+
+
+def test_a_result_is_saved_and_used_by_calls(tmp_path: Path) -> None:
+    x = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
+    candidates = {"block_rows": [1, 64], "block_columns": [1024]}
+    result = softmax_forward.tune(x, target="cpu:llvm", budget=5, candidates=candidates)
+    assert result.rows[0].outcome.tried == 3
+    result.save(tmp_path / "tuned.json")
+    with tk.tuned(tmp_path / "tuned.json") as table:
+        assert table == result.tuned
+        traced = softmax_forward.trace(x, target="cpu:llvm")
+    assert traced.ir.axes[0].block == result.best["block_rows"]
+    assert all(word in str(result) for word in ("softmax_forward", "cpu:llvm", "confidence", "×"))
+
+
+def test_wrong_and_slow_candidates_are_never_chosen() -> None:
+    result = planted.tune(X, target="cpu:llvm", budget=5, candidates={"block": [16, 64]})
+    assert result.best == {"block": 32}
+    assert any("wrong numbers" in reason for reason in result.rows[0].outcome.refused)
+
+
+def test_a_reference_finds_wrong_numbers_of_the_schedule_itself() -> None:
+    result = planted_in_schedule.tune(
+        X, target="cpu:llvm", budget=5, reference=lambda x: 2 * x, candidates=[{"block": 32}]
+    )
+    assert result.best == {"block": 32}
+    assert result.rows[0].outcome.own_seconds is None
+
+
+@pytest.mark.parametrize("budget", [0, -1, float("nan"), "60"])
+def test_a_budget_without_time_is_refused(budget: Any) -> None:
+    with refused(ArgumentError, "no time to tune"):
+        planted.tune(X, budget=budget)  # <-
+
+
+@pytest.mark.parametrize("candidates", [[], {}, 7, {"block": 64}, [64]])
+def test_what_is_no_list_of_candidates_is_refused(candidates: Any) -> None:
+    with refused(ArgumentError, "no candidates to try"):
+        planted.tune(X, target="cpu:llvm", candidates=candidates)  # <-
+
+
+def test_candidates_that_do_not_fit_are_refused() -> None:
+    with refused(ArgumentError, "names a block that planted does not have"):
+        planted.tune(X, target="cpu:llvm", candidates={"blocks": [64]})  # <-
+
+
+def test_a_target_that_does_not_exist_is_refused() -> None:
+    with refused(TargetError, "there is no such target"):
+        planted.tune(X, target="cpu:gpu")  # <-

@@ -1,0 +1,121 @@
+"""The settings that a search tries: blocks, choices and launch options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilekern.errors import ArgumentError
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Func
+from tilekern.kernel.choice import Tunable
+from tilekern.kernel.signature import Signature
+from tilekern.lang.tiles import describe
+from tilekern.lower.device import device_of
+from tilekern.lower.target import Target
+
+type Settings = Mapping[str, Tunable]
+
+_LAUNCH = {"num_warps": (1, 2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5)}
+_UNSET = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}  # near what backends take if nobody says a number
+
+
+@dataclass(frozen=True)
+class Space:
+    """The settings around those of a kernel: each moves along a list of values.
+
+    Attributes:
+      values: by name the values, in order.
+      own: the settings of the schedule; a launch option that it leaves out is missing.
+    """
+
+    values: Mapping[str, Sequence[Tunable]]
+    own: Settings
+
+    def near(self, start: Settings) -> Iterator[Settings]:
+        """All settings, those with the fewest steps from `start` first."""
+        seen, layer = {_frozen(start)}, [dict(start)]
+        while layer:
+            reached: list[dict[str, Tunable]] = []
+            for settings in layer:
+                for neighbour in self._neighbours(settings):
+                    if _frozen(neighbour) not in seen:
+                        seen.add(_frozen(neighbour))
+                        reached.append(neighbour)
+                        yield neighbour
+            layer = reached
+
+    def _neighbours(self, settings: Settings) -> Iterator[dict[str, Tunable]]:
+        for name, values in self.values.items():
+            now = settings.get(name, _UNSET.get(name))
+            at = values.index(now) if now in values else -1
+            steps = (at + 1, at - 1) if all(type(v) is int for v in values) else range(len(values))
+            for step in steps:
+                if 0 <= step < len(values) and step != at:
+                    yield {**settings, name: values[step]}
+
+
+def _frozen(settings: Settings) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in settings.items()))
+
+
+def space(signature: Signature, own: Settings, fixed: Settings, func: Func, target: Target) -> Space:
+    """The space of a kernel on a target.
+
+    Args:
+      signature: its parameters.
+      own: the settings of its schedule.
+      fixed: those that the call gives, which stay.
+      func: the block IR with the schedule's own blocks.
+      target: the target.
+    """
+    sizes = [n for param in func.params for n in param.ref.shape]
+    sizes += [a.extent for a in (*func.axes, *(op.axis for op in func.walk() if isinstance(op, Fold)))]
+    most = max(sizes, default=1)
+    values: dict[str, Sequence[Tunable]] = {name: _sizes(own[name], most) for name in signature.blocks}
+    values |= {name: choice.values for name, choice in signature.choices.items()}
+    device = device_of(target)
+    if device.emitter:
+        values |= {name: tuple(sorted({*options, *_own(own, name)})) for name, options in _LAUNCH.items()}
+        values |= {"num_ctas": tuple(1 << n for n in range(device.cluster.bit_length()))} if device.cluster > 1 else {}
+    return Space({name: options for name, options in values.items() if name not in fixed}, own)
+
+
+def _own(own: Settings, name: str) -> list[Tunable]:
+    return [own[name]] if name in own else []
+
+
+def _sizes(own: Tunable, most: int) -> Sequence[Tunable]:
+    """The powers of two up to the largest extent, the extent itself, and the schedule's own block."""
+    powers = [1 << n for n in range(max(most - 1, 1).bit_length())]
+    return sorted({*powers, most, *([own] if isinstance(own, int) else [])})
+
+
+def given(candidates: object, signature: Signature) -> list[Settings]:
+    """The candidates of a user: a sequence of settings, or by name the values of which all combinations are meant.
+
+    Raises:
+      ArgumentError: there are none, or they do not fit the kernel.
+    """
+    rows = _rows(candidates) if candidates else None
+    if rows is None or not rows:
+        raise ArgumentError(
+            "there are no candidates to try",
+            expected='dicts, [{"block": 64, "num_warps": 4}, ...], or lists of values, {"block": [64, 128]}',
+            got=f"candidates = {describe(candidates)}",
+            fix="leave candidates out to search around the schedule's own",
+        )
+    return [signature.check_blocks(row, "candidates") for row in rows]
+
+
+def _rows(candidates: object) -> list[dict[str, Tunable]] | None:
+    if isinstance(candidates, Mapping):
+        rows: list[dict[str, Tunable]] = [{}]
+        for name, options in candidates.items():  # pyright: ignore[reportUnknownVariableType] -- users pass anything
+            if not isinstance(options, list | tuple):
+                return None
+            rows = [{**row, str(name): value} for row in rows for value in options]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- as above
+        return rows
+    if isinstance(candidates, list | tuple) and all(isinstance(row, Mapping) for row in candidates):  # pyright: ignore[reportUnknownVariableType] -- as above
+        return [dict(row) for row in candidates]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- as above
+    return None
