@@ -15,6 +15,7 @@ KERNELS = sorted(path.parent.name for path in (DOCS.parent / "kernels").glob("*/
 
 PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.rglob("*.md"))}
 PAGES_WITH_CODE = [name for name, text in PAGES.items() if PART.search(text)]
+WITH_PICTURES = ("index.md", "tutorial.md", "cookbook.md", "from-jnp.md", "from-pallas.md", "from-triton.md")
 NEEDS = {
     "cpu.md": "llvmlite",
     "frameworks.md": "flax",
@@ -86,4 +87,4 @@ def test_pictures_stand_in_the_place_of_their_marks() -> None:
 
 
 def test_pages_for_beginners_have_pictures() -> None:
-    assert all("<!-- picture: " in PAGES[name] for name in ("index.md", "tutorial.md"))
+    assert all("<!-- picture: " in PAGES[name] for name in WITH_PICTURES)

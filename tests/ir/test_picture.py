@@ -99,6 +99,24 @@ def test_a_halo_before_the_array_is_outside() -> None:
     assert boxes(drawing, "outside") == [pytest.approx((x - side, y, side, height))]
 
 
+def test_tiles_that_overlap_are_drawn_on_one_grid_without_numbers() -> None:
+    @tk.kernel(out_type=like)
+    def stencil(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out[i] = x[i - 1] + x[i] + x[i + 1]
+
+    drawing = stencil.trace(jnp.ones((8, 3))).draw()
+    assert len(boxes(drawing, "tile")) == 2 * 2 and len(boxes(drawing, "load")) == 3
+    assert len(boxes(drawing, "outside")) == 2  # a row above, a row below
+    assert "text-anchor" not in drawing.svg  # of numbers
+    assert "text-anchor" in copy.trace(jnp.ones((10, 7))).draw().svg
+
+
+def test_a_file_is_readable_on_any_page() -> None:
+    text = str(copy.trace(jnp.ones((10, 7))).draw())
+    assert text.count("background:") == 2 and "prefers-color-scheme:dark" in text
+
+
 def test_a_loop_ends_where_the_place_of_the_program_says() -> None:
     @tk.kernel(out_type=like)
     def causal(x, out):

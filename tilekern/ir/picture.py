@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import combinations
 
 from tilekern.errors import ArgumentError
 from tilekern.ir.analysis.touches import LONGEST, Touch, touches
@@ -36,7 +37,8 @@ class Picture:
     svg: str
 
     def __str__(self) -> str:
-        style = "<style>svg{color:#1c2b2b}@media(prefers-color-scheme:dark){svg{color:#e3e9e9}}</style>"
+        light, dark = "svg{color:#1c2b2b;background:#fff}", "svg{color:#e3e9e9;background:#1e2129}"
+        style = f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
         start, rest = self.svg.split(">", 1)
         return f'{start} xmlns="http://www.w3.org/2000/svg">{style}{rest}'
 
@@ -51,7 +53,9 @@ class _Drawn:
     Attributes:
       title: its name, type, and the place of the tiles along all other dims.
       sides: the extents of the two dims.
-      grid: along each of the two dims the spans of the tiles of all programs, in order.
+      grid: along each of the two dims the spans of the tiles of all programs, in order; of accesses that overlap, such
+        as those of a stencil, of one.
+      bounds: along each of the two dims the first element of all tiles and of the array, and the end of the last.
       tiles: the tiles of the program, each with what it does, in the order of its steps.
       actions: for people, what the program does: "load 4 × 4".
     """
@@ -59,6 +63,7 @@ class _Drawn:
     title: tuple[str, str]
     sides: Span
     grid: tuple[tuple[Span, ...], tuple[Span, ...]]
+    bounds: tuple[Span, Span]
     tiles: tuple[tuple[str, tuple[Span, Span]], ...]
     actions: str
 
@@ -116,15 +121,33 @@ def _drawn(param: Value, extents: tuple[int, ...], own: Iterable[Touch], every: 
         return pair[0], pair[1]
 
     tiles = dict.fromkeys((_action(touch.op), across([(span,) for span in touch.place])) for touch in here)
-    grid = across(spans)
     sides = [1] * (2 - len(dims)) + [extents[dim] for dim in dims]
+    rows, columns = across(spans)
     return _Drawn(
         (param.name, f"{dtype_name(param.ref.dtype)}{list(extents)}{_place(extents, dims, here)}"),
         (sides[0], sides[1]),
-        grid,
+        across([_clearest(there, dim, extent) for dim, extent in enumerate(extents)]),
+        (_bounds(rows, sides[0]), _bounds(columns, sides[1])),
         tuple((action, (rows[0], columns[0])) for action, (rows, columns) in tiles),
         "; ".join(dict.fromkeys(_words(touch.op) for touch in here)),
     )
+
+
+def _clearest(there: Iterable[Touch], dim: int, extent: int) -> tuple[Span, ...]:
+    """The spans of the access with the fewest elements outside of a dim; of equal ones those with the most spans."""
+    by_access: dict[MemoryOp, set[Span]] = {}
+    for touch in there:
+        by_access.setdefault(touch.op, set()).add(touch.place[dim])
+
+    def rank(spans: set[Span]) -> tuple[int, int]:
+        return sum(max(-first, 0) + max(first + size - extent, 0) for first, size in spans), -len(spans)
+
+    return tuple(sorted(min(by_access.values(), key=rank)))
+
+
+def _bounds(spans: Iterable[Span], side: int) -> Span:
+    low, high = zip((0, side), *((first, first + size) for first, size in spans), strict=True)
+    return min(low), max(high)
 
 
 def _dims(extents: tuple[int, ...], spans: Sequence[Sequence[Span]], kept: set[int]) -> list[int]:
@@ -174,7 +197,7 @@ def _grid_of(func: Func) -> str:
 
 
 def _svg(func: Func, arrays: Sequence[_Drawn], caption: str) -> str:
-    longest = max((side for array in arrays for side in _reach(array)), default=1)
+    longest = max((high - low for array in arrays for low, high in array.bounds), default=1)
     unit = min(_UNIT, _LARGEST / max(longest, 1))
     body: list[str] = []
     x, y, tall, wide = 0.0, 0.0, 0.0, len(caption) * _CHARACTER
@@ -194,26 +217,14 @@ def _svg(func: Func, arrays: Sequence[_Drawn], caption: str) -> str:
         f'aria-label="{escape(f"tiles of {func.name}")}" font-family="system-ui,sans-serif" font-size="13" '
         'fill="none" stroke="currentColor">'
         '<defs><pattern id="tilekern-outside" width="6" height="6" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><path d="M0 0V6" stroke="currentColor" stroke-opacity="0.55"/></pattern></defs>'
+        'patternTransform="rotate(45)"><path d="M0 0V6" stroke="currentColor" stroke-opacity="0.7"/></pattern></defs>'
         f"{''.join(body)}</svg>"
     )
 
 
-def _reach(array: _Drawn) -> tuple[int, int]:
-    """The elements along each dim of the array and of all tiles, from the first to the last."""
-    low, high = _bounds(array, 0), _bounds(array, 1)
-    return low[1] - low[0], high[1] - high[0]
-
-
-def _bounds(array: _Drawn, dim: int) -> tuple[int, int]:
-    spans = array.grid[dim]
-    ends = [first + size for first, size in spans]
-    return min(0, *(first for first, _ in spans)), max(array.sides[dim], *ends)
-
-
 def _outside(array: _Drawn) -> Iterator[tuple[Span, Span]]:
     """The parts of tiles outside of the array: rows above and below it, columns left and right of it."""
-    (top, bottom), (left, right) = _bounds(array, 0), _bounds(array, 1)
+    (top, bottom), (left, right) = array.bounds
     rows, columns = array.sides
     parts = [
         ((top, -top), (left, right - left)),
@@ -226,7 +237,7 @@ def _outside(array: _Drawn) -> Iterator[tuple[Span, Span]]:
 
 def _array(array: _Drawn, unit: float) -> tuple[str, float, float]:
     """The elements of an array, its width and its height in pixels."""
-    bounds = [_bounds(array, 0), _bounds(array, 1)]
+    bounds = array.bounds
     scale = [max(unit, _SMALLEST / max(high - low, 1)) for low, high in bounds]
 
     def box(place: tuple[Span, Span]) -> str:
@@ -237,11 +248,11 @@ def _array(array: _Drawn, unit: float) -> tuple[str, float, float]:
     tall, wide = ((high - low) * side for (low, high), side in zip(bounds, scale, strict=True))
     name, description = array.title
     parts = [_text(0, 16, f'<tspan font-weight="bold">{escape(name)}</tspan> {escape(description)}')]
+    parts += _grid(array, scale, box)
+    parts += _own(array, box)
     parts += (
         f'<rect class="outside" {box(part)} fill="url(#tilekern-outside)" stroke="none"/>' for part in _outside(array)
     )
-    parts += _grid(array, scale, box)
-    parts += _own(array, box)
     parts.append(f'<rect class="array" {box(((0, array.sides[0]), (0, array.sides[1])))} stroke-width="1.6"/>')
     parts.append(_text(0, _HEAD + tall + 18, escape(array.actions)))
     letters = max(len(f"{name} {description}"), len(array.actions))
@@ -260,14 +271,19 @@ def _grid(array: _Drawn, scale: Sequence[float], box: Callable[[tuple[Span, Span
 
 
 def _own(array: _Drawn, box: Callable[[tuple[Span, Span]], str]) -> Iterator[str]:
-    """The tiles of the program, with the number of each step where there are several."""
+    """The tiles of the program, with the number of each step where there are several that lie apart."""
     for kind in _COLOURS:
         places = [place for action, place in array.tiles if action == kind]
+        numbered = len(places) > 1 and not any(_overlap(*pair) for pair in combinations(places, 2))
         for step, place in enumerate(places, 1):
             opacity = 0.8 if step == 1 else 0.4
             yield f'<rect class="{kind}" {box(place)} fill="{_COLOURS[kind]}" fill-opacity="{opacity}" stroke="none"/>'
-            if len(places) > 1:
+            if numbered:
                 yield f'<svg {box(place)}><text x="50%" y="50%" dy="0.35em" {_LETTERS} {_MIDDLE}>{step}</text></svg>'
+
+
+def _overlap(left: tuple[Span, Span], right: tuple[Span, Span]) -> bool:
+    return all(a < b + wide and b < a + long for (a, long), (b, wide) in zip(left, right, strict=True))
 
 
 def _legend(actions: Sequence[str], outside: bool) -> tuple[str, float]:
