@@ -59,7 +59,7 @@ test-clients: .venv-clients/installed-clients
 	@.venv-clients/bin/python -m pytest -q -n $(JOBS) tests/clients
 
 test-oldest: .venv-oldest/installed-test
-	@.venv-oldest/bin/python -m pytest -q -n $(JOBS) -m smoke
+	@.venv-oldest/bin/python -m pytest -q -n $(JOBS) -m smoke $$(grep -rl --include='*.py' 'mark\.smoke' tests)
 
 check: .venv/installed-dev
 	@.venv/bin/ruff check --quiet

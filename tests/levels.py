@@ -36,8 +36,12 @@ XLA_LEVELS = {"AVX": "x86-64-v2 and AVX", "AVX2": "x86-64-v3"}
 """XLA's names of instruction sets that it may be restricted to. At `SSE4_2` it has no code that converts float16."""
 
 
-_RANDOM = {"cpu:llvm": "llvm_code_agrees", "cpu:xla": "xla_backend"}
-"""For each target what names the test of its random programs."""
+_PROGRAMS = "tests/lower/test_random_programs.py"
+_RANDOM = {
+    "cpu:llvm": f"{_PROGRAMS}::test_llvm_code_agrees_with_the_interpreter",
+    "cpu:xla": f"{_PROGRAMS}::test_the_xla_backend_agrees_with_the_interpreter",
+}
+"""For each target the test of its random programs."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,11 @@ def _say(line: str) -> None:
 
 def _commands(run: Run, whole: bool, jobs: int) -> Iterator[list[str]]:
     """The tests and the fuzzer of a run, as arguments of `python -m`."""
-    cases = ["--sweep", "all", *run.tests] if whole else ["-m", "not slow", *run.sample]
+    # One run of a sample: a process takes longer to start than to run most of the tests.
+    cases = ["--sweep", "all", *run.tests] if whole else ["-m", "not slow", *run.sample, _RANDOM[run.target]]
     yield ["pytest", "-q", "-n", str(jobs), "--dist", "worksteal", *cases]
     if whole:
         yield ["tilekern", "fuzz", "--minutes", "10", "--targets", run.target, "--stop", "--out", "build/fuzz-levels"]
-    else:
-        yield ["pytest", "-q", "-n", str(jobs), "tests/lower/test_random_programs.py", "-k", _RANDOM[run.target]]
 
 
 def _passes(run: Run, command: list[str]) -> bool:

@@ -26,7 +26,7 @@ SAMPLE = "25"
 """The sample of an ordinary run."""
 
 _COMPILING = ("autodiff", "bench", "kernel", "kernels", "lang", "lower", "nn", "testing")
-FOLDERS = {"tests/meshes/": 4} | {f"tests/{folder}/": 4 for folder in _COMPILING}
+FOLDERS = {"tests/meshes/": 6} | {f"tests/{folder}/": 6 for folder in _COMPILING}
 """Folders of tests that compile, and the parts of their sweeps."""
 
 

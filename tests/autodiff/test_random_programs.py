@@ -12,11 +12,11 @@ from tilekern.ir.types import F64
 from tilekern.testing.fuzz import derivatives
 from tilekern.testing.programs.batches import sample
 
-_CHUNK = 60
+_CHUNK = 40
 
 
-@pytest.mark.sweep(15)
-@pytest.mark.parametrize("chunk", range(30))
+@pytest.mark.sweep(22)
+@pytest.mark.parametrize("chunk", range(44))
 def test_tangents_are_those_of_jax_and_backward_passes_their_transposes(chunk: int) -> None:
     tally = Counter[str]()
     with jax.enable_x64(True):

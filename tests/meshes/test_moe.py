@@ -140,7 +140,7 @@ def test_random_sizes_under_vmap(
     shapes = [(2, devices * tokens, hidden), (2, devices * tokens, devices * experts)]
     shapes += [(devices * experts, hidden, inner)] * 2 + [(devices * experts, inner, hidden)]
     arrays = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
-    found = jax.vmap(mapped(devices, experts_per_token=chosen), (0, 0, None, None, None))(*arrays)
+    found = jax.jit(jax.vmap(mapped(devices, experts_per_token=chosen), (0, 0, None, None, None)))(*arrays)
     agree(found, jax.vmap(partial(naive, chosen=chosen), (0, 0, None, None, None)), *arrays)
 
 
@@ -150,7 +150,7 @@ def clipped(gate: Any, up: Any) -> Any:
     return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("devices", [0, 4])
 def test_biases_and_activations_of_gpt_oss(devices: int) -> None:
     """Values and gradients of everything."""

@@ -146,7 +146,7 @@ def specs(draw: Any, shapes: tuple[tuple[int, ...], ...]) -> list[P]:
     return found
 
 
-@settings(max_examples=16)
+@settings(max_examples=settings().max_examples // 6)
 @given(
     name=st.sampled_from(sorted(CASES)),
     data=st.data(),

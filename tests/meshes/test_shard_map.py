@@ -442,7 +442,7 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-@settings(max_examples=16)
+@settings(max_examples=settings().max_examples // 6)
 @given(
     axes=st.sampled_from([(("a", 4),), (("a", 2), ("b", 2)), (("a", 2), ("b", 4)), (("a", 2), ("b", 2), ("c", 2))]),
     owners=st.lists(st.sampled_from(["x", "y", "none"]), min_size=3, max_size=3),

@@ -169,7 +169,7 @@ def check_calls(
 
 def _run(one: Callable[[Call], None], strategy: Any, max_examples: int, seed: int | None) -> None:
     """Run Hypothesis: the same calls in each run, for a seed."""
-    from hypothesis import HealthCheck, Verbosity, given, settings
+    from hypothesis import HealthCheck, Phase, Verbosity, given, settings
     from hypothesis import seed as seeded
 
     options = settings(
@@ -177,6 +177,8 @@ def _run(one: Callable[[Call], None], strategy: Any, max_examples: int, seed: in
         deadline=None,
         database=None,
         derandomize=seed is None,
+        # `CheckError` shows no explanation, for which Hypothesis would trace each line and run more calls.
+        phases=(Phase.generate, Phase.shrink),
         verbosity=Verbosity.quiet,
         report_multiple_bugs=False,
         print_blob=False,

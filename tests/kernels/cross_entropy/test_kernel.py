@@ -58,7 +58,7 @@ def draw(data: st.DataObject, dtype: str, tokens: int, width: int, vocabulary: i
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 8)  # each compiles three programs
 @given(data=st.data(), tokens=lengths(4), width=st.sampled_from([0, 1, 8, 19]), vocabulary=lengths(16))
 def test_floats(dtype: str, data: st.DataObject, tokens: int, width: int, vocabulary: int) -> None:
     inputs = draw(data, dtype, tokens, width, max(vocabulary, 1))

@@ -37,13 +37,13 @@ def masks(draw: Any, least: int = 0) -> Any:
 BLOCKS = st.fixed_dictionaries({"block_q": st.sampled_from([1, 3, 4, 8, 40]), "block_k": st.sampled_from([1, 3, 4, 8])})
 
 
-@settings(max_examples=settings().max_examples * 2 // 5)  # each compiles several programs
+@settings(max_examples=settings().max_examples // 5)  # each compiles several programs
 @given(masks(), BLOCKS, st.sampled_from([np.asarray, jnp.asarray]))
 def test_an_array(mask: Any, blocks: dict[str, int], kind: Any) -> None:
     check(block_map(kind(mask), **blocks), mask, blocks)
 
 
-@settings(max_examples=settings().max_examples * 2 // 5)  # each compiles several programs
+@settings(max_examples=settings().max_examples // 5)  # each compiles several programs
 @given(masks(), BLOCKS, st.integers(0, 17), st.integers(0, 17))
 def test_an_array_that_broadcasts(mask: Any, blocks: dict[str, int], queries: int, keys: int) -> None:
     queries, keys = (n if size == 1 else size for n, size in zip((queries, keys), mask.shape[2:], strict=True))
@@ -51,7 +51,7 @@ def test_an_array_that_broadcasts(mask: Any, blocks: dict[str, int], queries: in
     check(found, np.broadcast_to(mask, (*mask.shape[:2], queries, keys)), blocks)
 
 
-@settings(max_examples=settings().max_examples * 2 // 5)  # each compiles several programs
+@settings(max_examples=settings().max_examples // 5)  # each compiles several programs
 @given(masks(least=1), BLOCKS, st.booleans())
 def test_a_function_with_arrays(mask: Any, blocks: dict[str, int], jit: bool) -> None:
     def found(table: Any) -> BlockMap:
@@ -63,7 +63,7 @@ def test_a_function_with_arrays(mask: Any, blocks: dict[str, int], jit: bool) ->
 
 
 @pytest.mark.sweep(5)
-@settings(max_examples=settings().max_examples // 3)
+@settings(max_examples=settings().max_examples // 6)
 @given(lengths(8), lengths(8), BLOCKS)
 @pytest.mark.parametrize(
     "mask_mod",

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.one_backend
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=settings().max_examples // 3)  # each compiles a program
 @given(features("float64", longest=9))
 def test_all_features_at_once(featured: Featured) -> None:
     found = values(reference, featured)
@@ -41,7 +42,7 @@ def test_all_features_at_once(featured: Featured) -> None:
         assert_close(found[name], expected, expected, length=length)
 
 
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=settings().max_examples // 10)
 @given(st.sampled_from(["float32", "bfloat16", "float16"]).flatmap(lambda dtype: features(dtype, longest=9)))
 def test_of_narrow_inputs_scores_are_in_float32(featured: Featured) -> None:
     found = values(reference, featured)

@@ -33,7 +33,7 @@ def check(x, w, **keywords) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=settings().max_examples // 5)  # each compiles three programs
+@settings(max_examples=settings().max_examples // 8)  # each compiles three programs
 @given(data=st.data(), m=lengths(16), n=lengths(16), k=lengths(16), blocks=st.sampled_from(BLOCKS))
 def test_floats(dtype: str, data: st.DataObject, m: int, n: int, k: int, blocks: dict[str, int]) -> None:
     check(data.draw(arrays(jnp.dtype(dtype), (m, k))), data.draw(arrays(jnp.dtype(dtype), (k, n))), **blocks)

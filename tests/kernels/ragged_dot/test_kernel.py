@@ -38,7 +38,7 @@ def group_sizes(groups: int, rows: int) -> st.SearchStrategy[np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 8)  # each compiles three programs
 @given(data=st.data(), m=lengths(8), n=st.sampled_from([0, 1, 16, 19]), k=st.sampled_from([0, 1, 16, 21]))
 def test_floats(dtype: str, data: st.DataObject, m: int, n: int, k: int) -> None:
     groups = data.draw(st.sampled_from([1, 4]))

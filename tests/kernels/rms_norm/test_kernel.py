@@ -32,7 +32,7 @@ def check(x: Any, weight: Any, *, eps: float = 1e-6, offset: float = 0.0, **bloc
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 8)  # each compiles three programs
 @given(data=st.data(), rows=lengths(4), columns=lengths(16), blocks=st.sampled_from(BLOCKS))
 def test_floats(dtype: str, data: st.DataObject, rows: int, columns: int, blocks: dict[str, int]) -> None:
     x = data.draw(arrays(jnp.dtype(dtype), (rows, columns)))

@@ -29,7 +29,7 @@ def check(gate: Any, up: Any, **blocks: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 8)  # each compiles three programs
 @given(data=st.data(), rows=lengths(4), columns=lengths(16), blocks=st.sampled_from(BLOCKS))
 def test_floats(dtype: str, data: st.DataObject, rows: int, columns: int, blocks: dict[str, int]) -> None:
     gate, up = (data.draw(arrays(jnp.dtype(dtype), (rows, columns))) for _ in range(2))

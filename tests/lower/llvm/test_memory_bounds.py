@@ -26,7 +26,7 @@ ENDS = [guarded("begin"), guarded("end")]
 # Of each kernel, cases of ragged shapes: how many.
 _CASES = 2
 # Kernels of the library are run in so many processes.
-_PARTS = 3
+_PARTS = 8
 
 
 def random_programs(seeds: Iterable[int]) -> None:
