@@ -24,7 +24,7 @@ help:
 	@echo 'make test-levels  run a sample of the tests of CPU code at lesser levels than that of this CPU; ARGS=--all for all'
 	@echo 'make mutants      plant faults in copies of the tree; the tests must find each'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
-	@echo 'make test-clients run the tests with Flax, Equinox, Keras and optax, in an environment that has them'
+	@echo 'make test-clients run the tests with Flax, Equinox, Keras, optax and PyTorch, in an environment that has them'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA and the peak of the CPU; check the limits'
 	@echo 'make pytorch      make an environment with PyTorch, against which `make bench` then measures, too'

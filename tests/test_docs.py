@@ -20,6 +20,7 @@ NEEDS = {
     "cpu.md": "llvmlite",
     "frameworks.md": "flax",
     "gpu.md": "triton",
+    "torch.md": "torch",
     "tpu.md": "libtpu",
     "tuning.md": "triton",
 }
