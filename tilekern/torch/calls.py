@@ -89,9 +89,8 @@ class Call:
                 )
 
             results, pullback = cast("Any", jax.vjp)(of_moving, *moving)  # its result is declared in part
-            leaves, tree = jax.tree.flatten(pullback)
-            trees[:] = [tree]
-            return results, leaves
+            trees[:] = [jax.tree.structure(pullback)]
+            return results, jax.tree.leaves(pullback)
 
         closed = jax.make_jaxpr(forward)(*types).jaxpr
         count = len(jax.eval_shape(forward, *types)[0])
