@@ -19,11 +19,12 @@ from tilekern.command_line import BAD_INPUT, NOTHING_PROVED, OK, WRONG, main
 from tilekern.command_line.arguments import statics, types
 from tilekern.command_line.shows import coloured
 from tilekern.errors import ArgumentError
+from tilekern.kernel.tuned import Entry, Key
 from tilekern.testing.fuzz import worker
 
 MATMUL = "tilekern.kernels.matmul:matmul"
 KERNELS = """
-import jax, tilekern as tk
+import jax, jax.numpy as jnp, tilekern as tk
 
 @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
 def double(x, out, *, block: tk.Block = 8):
@@ -33,6 +34,14 @@ def double(x, out, *, block: tk.Block = 8):
 @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
 def never(x, out):
     raise ValueError("I take nothing")
+
+@tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+def slow_by_default(x, out, *, block: tk.Block = 1):
+    i = tk.parallel(x.shape[0], block)
+    if block > 1:
+        out[i] = x[i] * 2
+    else:
+        out[i] = x[i] * 2 + 0 * tk.fold(tk.serial(500, 1), lambda _, y: jnp.sin(y), x[i])
 
 def twice(x):
     return x * 2
@@ -253,3 +262,52 @@ def test_explain_refuses_bad_input(changes: dict[str, str], message: str, user_m
 def test_a_function_without_a_kernel_is_refused(user_module: str, capsys: Any) -> None:
     assert run("explain", f"{user_module}:twice", "--shapes", "f32[100]", "--target", "cpu:xla") == BAD_INPUT
     assert "calls no kernel" in capsys.readouterr().err
+
+
+# --- tune and tuned ---------------------------------------------------------------------------------------------------
+
+
+def test_tune_prints_a_table_and_adds_to_a_file(user_module: str, tmp_path: Path, capsys: Any) -> None:
+    target = ("--target", "cpu:llvm", "--budget", "1")
+    command = ("tune", f"{user_module}:slow_by_default", "--shapes", "f32[512]", *target, "--out", "tuned.json")
+    assert run(*command, "--reference", f"{user_module}:twice") == OK
+    assert "slow_by_default" in capsys.readouterr().out
+    (entry,) = tilekern.tuned(tmp_path / "tuned.json").entries
+    assert (entry.key.kernel, entry.by) == ("slow_by_default", "measurement")
+    assert entry.confidence is not None and entry.confidence >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shapes", "f32[8]", "--budget", "0"), "no time to tune"),
+        (("--shapes", "f32[8"), "no types of arrays"),
+        (("--shapes", "f32[8]", "--target", "cuda:sm_1"), "no such target"),
+        (("--shapes", "f32[8]", "--out", "missing/tuned.json"), "cannot be written"),
+        (("--shapes", "f32[8]", "--out", "my_kernels.py"), "is not a file of tuned blocks"),
+    ],
+)
+def test_tune_refuses_wrong_input(user_module: str, arguments: tuple[str, ...], message: str, capsys: Any) -> None:
+    assert run("tune", f"{user_module}:double", *arguments) == BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+def test_tune_refuses_a_reference_for_what_is_no_kernel(user_module: str, capsys: Any) -> None:
+    assert run("tune", f"{user_module}:twice", "--shapes", "f32[8]", "--gradient") == BAD_INPUT
+    assert "is no kernel" in capsys.readouterr().err
+    assert run("tune", f"{user_module}:twice", "--shapes", "f32[8]") == BAD_INPUT
+    assert "calls no kernel" in capsys.readouterr().err
+
+
+def test_tuned_files_are_merged_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = Key("double", "0123", False, (("x[1]", 64),), 8, (), "cpu:llvm", "", ())
+    for name, block in (("a.json", 8), ("b.json", 16)):
+        tilekern.Tuned((Entry(key, (("block", block),), "estimate", 1.0, 2.0, None, "2026-11-26"),)).save(name)
+    assert run("tuned", "diff", "a.json", "a.json") == OK
+    assert run("tuned", "diff", "a.json", "b.json") == WRONG
+    assert "double on cpu:llvm, x[1] ≤ 64\n  - {'block': 8}\n  + {'block': 16}" in capsys.readouterr().out
+    assert run("tuned", "merge", "a.json", "b.json", "--out", "all.json") == OK
+    assert run("tuned", "diff", "all.json", "b.json") == OK
+    assert run("tuned", "merge", "a.json") == BAD_INPUT
+    assert run("tuned", "diff", "a.json") == BAD_INPUT

@@ -56,6 +56,7 @@ def test_a_result_is_saved_and_used_by_calls(tmp_path: Path) -> None:
 def test_wrong_and_slow_candidates_are_never_chosen() -> None:
     result = planted.tune(X, target="cpu:llvm", budget=5, candidates={"block": [16, 64]})
     assert result.best == {"block": 32}
+    assert result.tuned.entries == ()  # nothing better than the schedule's own
     assert any("wrong numbers" in reason for reason in result.rows[0].outcome.refused)
 
 

@@ -1,4 +1,4 @@
-"""`python -m tilekern show|explain|check|fuzz|targets`: kernels from the command line, with exit codes for CI.
+"""`python -m tilekern COMMAND`: kernels from the command line, with exit codes for CI.
 
 Exit codes: 0: all is well. 1: a result is wrong. 2: the input is wrong, or a kernel is refused. 3: nothing was proved,
 because none of the requested targets runs here.
@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tilekern.command_line import checks, explanations, fuzzing, shows, targets
+from tilekern.command_line import checks, explanations, fuzzing, shows, targets, tunes
 from tilekern.errors import TilekernError
 
 _EXAMPLES = """\
@@ -20,10 +20,11 @@ examples:
   python -m tilekern show tilekern.kernels.matmul:matmul --shapes "f32[512,256], f32[256,128]" --target cuda:sm_90
   python -m tilekern show my_kernels.py:my_kernel --shapes "bf16[1000]" --target tpu:v5e --what plan
   python -m tilekern explain my_kernels.py:my_kernel --shapes "f32[512,512]" --target cuda:sm_90,tpu:v5e,cpu:llvm
+  python -m tilekern tune my_kernels.py:my_kernel --shapes "f32[512,512]" --budget 60 --out tuned.json
   python -m tilekern check my_package.kernels:my_kernel --reference my_package.kernels:my_reference --examples 200
   python -m tilekern fuzz --minutes 10 --seed 1 --targets cpu:llvm,cuda:sm_90
 
-exit codes: 0 all is well; 1 a result is wrong; 2 wrong input, or a kernel that is refused; 3 nothing was proved
+exit codes: 0 all is well; 1 a result is wrong, or files differ; 2 wrong input, or refused; 3 nothing was proved
 """
 
 OK, WRONG, BAD_INPUT, NOTHING_PROVED = range(4)
@@ -34,12 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command of the command line `arguments`, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tilekern",
-        description="Show, explain, check and fuzz tile kernels.",
+        description="Show, explain, tune, check and fuzz tile kernels.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="show|explain|check|fuzz|targets")
-    for command in (shows, explanations, checks, fuzzing, targets):
+    names = "show|explain|tune|tuned|check|fuzz|targets"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
+    for command in (shows, explanations, tunes, checks, fuzzing, targets):
         command.add(commands)
     options = parser.parse_args(arguments)
     sys.path.insert(0, os.getcwd())

@@ -16,6 +16,7 @@ from tilekern.command_line import arguments
 from tilekern.errors import ArgumentError
 from tilekern.kernel.composite import called
 from tilekern.kernel.interface import of_flat_arrays
+from tilekern.kernel.primitive import Calls
 from tilekern.kernel.stages import Traced
 from tilekern.lower.target import DEFAULT, Target, resolve
 
@@ -63,7 +64,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def traced_kernels(function: Callable[..., Any], name: str, types: Sequence[Any], target: Target) -> list[Traced]:
-    """The kernels that a function calls on a target, in order.
+    """The kernels that a function calls on a target, in order, as functions of flat arrays.
+
+    Raises:
+      ArgumentError: it calls none.
+    """
+    kernels = called_kernels(function, name, types, target)
+    return [Traced(kernel, of_flat_arrays(kernel, own_target), own_target) for kernel, own_target in kernels]
+
+
+def called_kernels(function: Callable[..., Any], name: str, types: Sequence[Any], target: Target) -> Calls:
+    """The kernels that a function calls on a target, in order, each with its own target.
 
     Raises:
       ArgumentError: it calls none.
@@ -76,7 +87,7 @@ def traced_kernels(function: Callable[..., Any], name: str, types: Sequence[Any]
             got=f"a function that calls none for these arrays on {target.name}",
             fix="name the function that calls the kernel",
         )
-    return [Traced(kernel, of_flat_arrays(kernel, own_target), own_target) for kernel, own_target in kernels]
+    return kernels
 
 
 def _shown(traced: Traced, view: str, target: str, language: str | None) -> str:

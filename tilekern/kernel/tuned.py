@@ -197,9 +197,8 @@ class Tuned:
           tilekern.errors.ArgumentError: it cannot be written.
         """
         file = Path(path)
-        merged = tuned(file).merge(self) if file.exists() else self.merge()
+        merged = check_replaceable(file).merge(self)
         temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
-        check_writable(file)
         try:
             temporary.write_text(merged._text, encoding="utf-8", newline="\n")
             temporary.replace(file)
@@ -280,15 +279,17 @@ def _of_environment(path: str) -> Tuned | None:
     return tuned(path) if path else None
 
 
-def check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written.
+def check_replaceable(path: Path) -> Tuned:
+    """The entries of a file that will be written again; none if it does not exist.
 
     Raises:
       ArgumentError: the folder is missing, or the file or the folder may not be written to.
+      LoadError: the file holds something else.
     """
     is_allowed = path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()
     if not is_allowed or (path.exists() and not os.access(path, os.W_OK)):
         raise _unwritable(path, "a folder that is missing, or no permission to write")
+    return tuned(path) if path.exists() else Tuned()
 
 
 def _unwritable(path: Path, got: object) -> ArgumentError:

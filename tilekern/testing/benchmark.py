@@ -13,7 +13,6 @@ from typing import Any, cast
 import jax
 
 from tilekern.errors import ArgumentError
-from tilekern.estimate.quantities import duration
 
 SAMPLE = 2e-3
 """Seconds that a sample takes at least: many times the clock's resolution and a thread's wake-up."""
@@ -47,6 +46,8 @@ class Benchmark:
         return confidence(self.samples, self.against)
 
     def __str__(self) -> str:
+        from tilekern.estimate.quantities import duration  # which imports all backends
+
         low, high = (sorted(self.samples)[int(part * (len(self.samples) - 1))] for part in (0.25, 0.75))
         text = f"{duration(self.seconds)} (quartiles {duration(low)}, {duration(high)}; {len(self.samples)} rounds)"
         if not self.against:

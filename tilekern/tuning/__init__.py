@@ -9,6 +9,6 @@ result       the table, and the entries for a file
 """
 
 from tilekern.tuning.result import Result
-from tilekern.tuning.tune import Request, check_budget, target_of, tune, tune_traced
+from tilekern.tuning.tune import Request, check_budget, target_of, tune, tune_called
 
-__all__ = ["Request", "Result", "check_budget", "target_of", "tune", "tune_traced"]
+__all__ = ["Request", "Result", "check_budget", "target_of", "tune", "tune_called"]

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Literal
 
-from tilekern.estimate.quantities import duration, percent
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.tuned import Entry, Key, Tuned
 from tilekern.testing.report import table
@@ -52,8 +51,8 @@ class Result:
 
     @property
     def tuned(self) -> Tuned:
-        """The table for calls: `with result.tuned: ...`."""
-        return Tuned(tuple(row.entry for row in self.rows))
+        """The table for calls, `with result.tuned: ...`, of the kernels for which something faster was found."""
+        return Tuned(tuple(row.entry for row in self.rows if dict(row.outcome.best) != dict(row.own)))
 
     @property
     def best(self) -> dict[str, Tunable]:
@@ -98,6 +97,8 @@ class Result:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    from tilekern.estimate.quantities import duration, percent  # which imports all backends
+
     outcome = row.outcome
     own = "refused" if outcome.own_seconds is None else duration(outcome.own_seconds)
     sure = "estimate" if row.by == "estimate" else "" if outcome.confidence is None else percent(outcome.confidence)

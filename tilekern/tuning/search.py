@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tilekern.errors import TargetError, TilekernError
-from tilekern.estimate.explain.changes import SMALLEST_GAIN
 from tilekern.testing.benchmark import SAMPLE, confidence
 from tilekern.tuning.candidates import Settings, Space
 from tilekern.tuning.children import Children
@@ -260,6 +259,8 @@ class Search:
         return Outcome(best.settings, medians[1], medians[0], sure, **rest)
 
     def _by_estimates(self, best: Candidate, rest: Mapping[str, Any]) -> Outcome:
+        from tilekern.estimate.explain.changes import SMALLEST_GAIN  # which imports all backends
+
         own = self._own
         if not own.refused and _estimate(own) < SMALLEST_GAIN * _estimate(best):
             best = own

@@ -119,7 +119,7 @@ def tune(
         return Result(tuple(s.tuned(e) for s, e in zip((subject, *others), ends, strict=True)))
 
 
-def tune_traced(kernel: Instance, request: Request, end: float) -> Row:
+def tune_called(kernel: Instance, request: Request, end: float) -> Row:
     """Tune a kernel that a function calls, on random arrays.
 
     Args:
