@@ -108,6 +108,14 @@ def test_the_python_version_is_the_oldest_allowed() -> None:
     assert PROJECT["requires-python"] == ">=" + (ROOT / ".python-version").read_text().strip()
 
 
+def test_version_python_and_licence_are_the_same_everywhere() -> None:
+    python = (ROOT / ".python-version").read_text().strip()
+    assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {PROJECT['version']}\n" in citation and f"\nlicense: {PROJECT['license']}\n" in citation
+    assert PROJECT["version"] == tilekern.__version__
+
+
 def test_the_code_of_the_readme_runs() -> None:
     """The ```python blocks of README.md, in order, in one namespace; a block's lines keep their numbers."""
     readme = ROOT / "README.md"

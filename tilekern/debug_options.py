@@ -1,4 +1,4 @@
-"""The environment variable `TILEKERN_DEBUG`: extra checks and output of the compiler, to find a bug in it."""
+"""Environment variables to find bugs: `TILEKERN_DEBUG` in the compiler, `TILEKERN_INTERPRET` in kernels."""
 
 from __future__ import annotations
 
@@ -32,3 +32,20 @@ def debug_options() -> frozenset[DebugOption]:
             fix=f"unset {VARIABLE}, or correct it",
         )
     return cast("frozenset[DebugOption]", options)
+
+
+def interprets() -> bool:
+    """True if `TILEKERN_INTERPRET` is 1: calls run in the interpreter of the block IR, which finds faults of kernels.
+
+    Raises:
+      SettingError: the variable is neither 0, 1 nor empty.
+    """
+    value = os.environ.get("TILEKERN_INTERPRET", "")
+    if value not in ("", "0", "1"):
+        raise SettingError(
+            "TILEKERN_INTERPRET is neither 0 nor 1",
+            expected="1 to run calls in the interpreter, 0 to compile them",
+            got=f"TILEKERN_INTERPRET={value}",
+            fix="unset TILEKERN_INTERPRET, or correct it",
+        )
+    return value == "1"

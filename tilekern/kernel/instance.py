@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from tilekern import _jax
+from tilekern.debug_options import interprets
 from tilekern.errors import DependencyError, FallbackWarning, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.debug import Assert, Print
+from tilekern.ir.interpret import interpret
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.composite import mapped
 from tilekern.kernel.divided import on_explicit_mesh
@@ -177,6 +179,8 @@ class Instance(Callee):
             return DEFAULT, self.lowered(DEFAULT)
 
     def program(self, target: Target) -> Program:
+        if interprets():
+            return jax.jit(partial(self._interpreted, self.version(target))), "refused"
         by_name = self.asked is not None and self.asked.fallback != "always"
         served, lowering = self.served(target) if by_name else self.lowered_or_portable(target)
         version = self.version(served)
@@ -186,6 +190,12 @@ class Instance(Callee):
 
         program.__name__ = self.name
         return jax.jit(program), lowering.partitioning
+
+    def _interpreted(self, version: Version, *operands: jax.Array) -> Sequence[jax.Array]:
+        """The results by the interpreter of the block IR, which the host runs within a program of JAX."""
+        types = [jax.ShapeDtypeStruct(output.ref.shape, output.ref.dtype) for output in version.func.outputs]
+        results = jax.pure_callback(partial(interpret, version.func), types, *packed(version.inputs(operands)))
+        return unpacked(results, self.outputs)
 
     def on_mesh(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
         return partial(on_explicit_mesh, self)
