@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,30 @@ def test_candidates_that_do_not_fit_are_refused() -> None:
 def test_a_target_that_does_not_exist_is_refused() -> None:
     with refused(TargetError, "there is no such target"):
         planted.tune(X, target="cpu:gpu")  # <-
+
+
+@tk.kernel(out_type=like)
+def squared(x: Any, out: Any, *, block: tk.Block = 32) -> None:
+    i = tk.parallel(x.shape[0], block)
+    out[i] = x[i] * x[i]
+
+
+@pytest.mark.slow
+def test_derived_gradients_are_tuned_and_calls_use_their_blocks() -> None:
+    result = squared.tune(X, target="cpu:llvm", budget=2, gradient=True, reference=lambda x: x * x)
+    kernel, gradient = result.rows
+    assert (kernel.key.gradient, gradient.key.gradient) == (False, True)
+    assert gradient.outcome.tried >= 2
+    entry = replace(gradient.entry, settings=(("block", 64),))
+    with tk.Tuned((entry,)):
+        traced = squared.trace(X, target="cpu:llvm")
+        assert traced.ir.axes[0].block == 32
+        assert [k.lower("cpu:llvm").ir.axes[0].block for k in traced.gradient().backward] == [64]
+    assert [k.lower("cpu:llvm").ir.axes[0].block for k in squared.trace(X).gradient().backward] == [32]
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_stated_gradient_are_tuned() -> None:
+    result = softmax_forward.tune(X, target="cuda:sm_90", budget=1, candidates=[{"block_rows": 2}], gradient=True)
+    assert [row.key.kernel for row in result.rows] == ["softmax_forward", "softmax_tangent"]
+    assert all(row.by == "estimate" for row in result.rows)
