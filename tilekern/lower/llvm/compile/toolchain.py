@@ -16,6 +16,7 @@ from typing import Any
 
 from tilekern.errors import DependencyError, ResourceError
 from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.compile import perf_map
 from tilekern.lower.llvm.compile.loaded_code import CodeTable, LoadedCode
 from tilekern.lower.llvm.program import Program
 from tilekern.lower.llvm.runtime import host_print
@@ -74,14 +75,18 @@ def compile(program: Program) -> Compiled:
     text, target = with_handler(program).text, program.module.machine
     name = _name(text, target)
     with lock:
-        return Compiled(name, text, target, _loaded(name, text, target) if target.runs_on(host()) else None)
+        return Compiled(
+            name, text, target, _loaded(program.name, name, text, target) if target.runs_on(host()) else None
+        )
 
 
-def _loaded(name: str, text: str, target: Machine) -> LoadedCode:
+def _loaded(kernel: str, name: str, text: str, target: Machine) -> LoadedCode:
     table, key = code_table(), name[-KEY_BYTES:]
     if (loaded := table.find(key)) is not None:
         return loaded
-    library = _link(name, _Codegen(text, target).object(), [HANDLER], imported())
+    code = _Codegen(text, target).object()
+    library = _link(name, code, [HANDLER], imported())
+    perf_map.record(kernel, code, HANDLER, library[HANDLER])
     return table.add(key, library, library[HANDLER])
 
 
