@@ -196,10 +196,8 @@ def test_narrow_dtypes(name: str, dtype: str) -> None:
     check(name, dtype)
 
 
-@pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize(("columns", "tiles"), [(64, 3), (7, 1), pytest.param(16, 1, marks=pytest.mark.slow)])
-def test_blocks_of_the_norms(columns: int, tiles: int, centered: bool) -> None:
-    """Whole rows in programs of several tiles, and longer rows; eps is 0, which rows beyond the last must not see."""
+def check_norm(columns: int, tiles: int, centered: bool) -> None:
+    """Compare the gradient of a norm in these blocks; eps is 0, which rows beyond the last must not see."""
     x, weight, cotangent = KERNELS["rms_norm"].arrays("float32")
     x = 4 + x if centered else x
     backward = partial(
@@ -213,6 +211,22 @@ def test_blocks_of_the_norms(columns: int, tiles: int, centered: bool) -> None:
     low = jax.jit(partial(pulled, naive), compiler_options=QUICK)(x, *others, cotangent)
     for f, o, n in zip(found, oracle, low, strict=True):
         assert_close(f, o, n, length=x.size, factor=3)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_programs_of_several_tiles_of_the_norms(centered: bool) -> None:
+    check_norm(64, 3, centered)
+
+
+@pytest.mark.parametrize("columns", [7, pytest.param(16, marks=pytest.mark.slow)])
+def test_long_rows_of_a_norm(columns: int) -> None:
+    check_norm(columns, 1, centered=False)
+
+
+@pytest.mark.parametrize("columns", [7, pytest.param(16, marks=pytest.mark.slow)])
+def test_long_rows_of_a_centred_norm(columns: int) -> None:
+    """Their blocks merge by deviations from means that differ, which every sample must see."""
+    check_norm(columns, 1, centered=True)
 
 
 @pytest.mark.parametrize("columns", [64, 7])
