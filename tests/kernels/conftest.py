@@ -52,18 +52,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _sweep(item: pytest.Item) -> pytest.MarkDecorator | None:
-    """The sweep of a test of kernels; of most cases an ordinary run takes a ninth, on one of both CPU backends."""
+    """The sweep of a test of kernels; of most cases an ordinary run takes a sixth, on one of both CPU backends."""
     backend = _backend(item)
     if not backend or (backend in ("xla", "llvm") and item.get_closest_marker("one_backend")):
         return None
     if backend in ("triton", "mosaic"):
-        return pytest.mark.sweep(36)
+        return pytest.mark.sweep(24)
     if item.originalname in ("test_floats", "test_small_cases"):
-        return pytest.mark.sweep(18)
+        return pytest.mark.sweep(12)
     if item.get_closest_marker("sweep"):
-        return pytest.mark.sweep(6)
+        return pytest.mark.sweep(4)
     function, _, case = item.nodeid.partition("[")
-    return pytest.mark.sweep(18, among=f"{function}[{case.replace(backend, '', 1)}")
+    return pytest.mark.sweep(12, among=f"{function}[{case.replace(backend, '', 1)}")
 
 
 # Compared as text, which is many times as fast: pytest asks for tens of thousands of tests.
