@@ -69,7 +69,7 @@ class _Drawn:
 
 
 def picture(func: Func, program: Sequence[int] | None = None) -> Picture:
-    """The arrays of a Func with the tiles of all programs, and coloured those of one; numbers count its steps.
+    """The arrays of a Func with the tiles of all programs. The tiles of one program are coloured and numbered by step.
 
     Elements of tiles outside of an array are hatched: they are masked. Of an array with more than two dims, those
     two dims of its tiles are drawn along which programs and loops move most.

@@ -47,40 +47,40 @@ def touches(func: Func, program: tuple[int, ...]) -> Iterator[Touch]:
     yield from _block(func.body, dict(zip(func.body.args, indices, strict=True)))
 
 
-def _block(block: Block, known: dict[Value, Array]) -> Iterator[Touch]:
+def _block(block: Block, values: dict[Value, Array]) -> Iterator[Touch]:
     for op in block.ops:
         if isinstance(op, MemoryOp):
             dims = op.access.dims
-            yield Touch(op, tuple(_first(op, dim, known) for dim in dims))
+            yield Touch(op, tuple(_first(op, dim, values) for dim in dims))
         elif isinstance(op, Fold):
-            yield from _fold(op, known)
-        elif isinstance(op, Switch) and op.operands[0] in known:
-            yield from _block(op.regions[min(max(int(known[op.operands[0]]), 0), len(op.regions) - 1)], known)
+            yield from _fold(op, values)
+        elif isinstance(op, Switch) and op.operands[0] in values:
+            yield from _block(op.regions[min(max(int(values[op.operands[0]]), 0), len(op.regions) - 1)], values)
         elif op.regions:
             for region in op.regions:
-                yield from _block(region, known)
-        elif _computable(op, known):
-            known[op.result] = np.asarray(op.evaluate(*(known[v] for v in op.operands)))
+                yield from _block(region, values)
+        elif _computable(op, values):
+            values[op.result] = np.asarray(op.evaluate(*(values[v] for v in op.operands)))
 
 
-def _computable(op: Op, known: dict[Value, Array]) -> bool:
-    return op.pure and all(v in known for v in op.operands) and op.result.tile.size <= _SMALL
+def _computable(op: Op, values: dict[Value, Array]) -> bool:
+    return op.pure and all(v in values for v in op.operands) and op.result.tile.size <= _SMALL
 
 
-def _first(op: MemoryOp, dim: Dim, known: dict[Value, Array]) -> int | None:
+def _first(op: MemoryOp, dim: Dim, values: dict[Value, Array]) -> int | None:
     operands = [op.positions[term.operand] for term in dim.position.terms]
-    if dim.kind not in ("block", "index") or any(value not in known for value in operands):
+    if dim.kind not in ("block", "index") or any(value not in values for value in operands):
         return None
     terms = zip(dim.position.terms, operands, strict=True)
-    return dim.position.const + sum(term.stride * int(term.digit(int(known[value]))) for term, value in terms)
+    return dim.position.const + sum(term.stride * int(term.digit(int(values[value]))) for term, value in terms)
 
 
-def _fold(fold: Fold, known: dict[Value, Array]) -> Iterator[Touch]:
+def _fold(fold: Fold, values: dict[Value, Array]) -> Iterator[Touch]:
     axis = fold.axis
-    start, stop = (int(known[v]) if v in known else other for v, other in ((fold.start, 0), (fold.stop, axis.extent)))
+    start, stop = (int(values[v]) if v in values else other for v, other in ((fold.start, 0), (fold.stop, axis.extent)))
     tiles = range(axis.first_tile(start), axis.end_tile(stop))
     if len(tiles) > LONGEST:
-        yield from _block(fold.body, dict(known))
+        yield from _block(fold.body, dict(values))
         return
     for tile in reversed(tiles) if fold.reverse else tiles:
-        yield from _block(fold.body, known | {fold.body.args[0]: np.asarray(tile, np.int32)})
+        yield from _block(fold.body, values | {fold.body.args[0]: np.asarray(tile, np.int32)})
