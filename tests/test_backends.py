@@ -16,7 +16,7 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
-from tests.test_docs import EXAMPLE
+from tests.test_docs import codes
 from tilekern import testing
 from tilekern.command_line import OK, main
 from tilekern.errors import ArgumentError, FallbackWarning, TargetError, TilekernError
@@ -48,7 +48,7 @@ def ordered(x, out):
 def record() -> tk.backends.Backend:
     """The record of the page, which the page's code registers; here each test does."""
     namespace: dict[str, Any] = {"__name__": "docs"}
-    for code, _ in EXAMPLE.findall(PAGE.read_text())[:2]:
+    for code in codes(PAGE.read_text())[:2]:
         exec(compile(code, "backends.py", "exec"), namespace)
     tk.backends.unregister("toy")
     return namespace["TOY"]
