@@ -44,7 +44,10 @@ def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any
 
 
 def refusal(function: str, name: str, expected: str, argument: Any, fix: str) -> ArgumentError:
-    """The error for one argument of a function; a str with blanks in the place of the argument describes it."""
+    """The error for the caller to raise: "{function} cannot take this {name}", with `name = describe(argument)`.
+
+    A str with blanks as `argument` is a description in words, and stands in the place of `name = ...`.
+    """
     got = argument if isinstance(argument, str) and " " in argument else f"{name} = {describe(argument)}"
     return ArgumentError(f"{function} cannot take this {name}", expected=expected, got=got, fix=fix)
 

@@ -166,9 +166,11 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
 
 
 def _fitting(kernel: str, tile: _Tile, width: int, of_values: int, device: tk.Device) -> _Tile:
-    """A tile of 16-bit numbers whose operands fit the shared memory: the streamed rows are halved until they do.
+    """Tile (block_q, block_k, num_warps, num_stages) of 16-bit numbers whose operands fit the shared memory.
 
-    Smaller tiles have one stage, because with more some would spill.
+    The streamed rows are halved, down to 16, until the operands fit. The streamed rows are the queries in the kernel
+    "flash_attention_backward_key", and the keys in all other kernels. A halved tile has one stage, because with more
+    some would spill.
     The shared memory also holds a tile of scores on its way from sums to operands; or three tiles, of different
     layouts, where products take operands from registers.
     """

@@ -59,7 +59,11 @@ class ScaledCase:
         return f"{self.case.name}:{self.lhs_dtype or 'bfloat16'}:{self.rhs_dtype}"
 
     def arrays(self, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """Random lhs and rhs, group sizes, and the scales as keyword arguments of `ragged_dot`."""
+        """Random lhs[M, K], rhs[G, K, N], group sizes int32[G], and keyword arguments of `ragged_dot` with the scales.
+
+        The scales are {"rhs_scale": float32[...]}, with "lhs_scale" if the rows have 8 or 4 bits. A scale has one
+        number for each block.
+        """
         lhs, rhs, sizes = self.case.arrays(key, jnp.bfloat16)
         rhs, rhs_scale = quantize(rhs, self.rhs_block, dtype=self.rhs_dtype)
         if self.lhs_dtype is None:

@@ -145,7 +145,11 @@ def _kind(x: Any) -> Any:
 
 
 def _fitted(number: int, operand: Any, product: tuple[int, ...], groups: int) -> jax.Array:
-    """An operand of groups, [G, 1, N or 1], unchanged; an operand of rows as [M or 1, N or 1]."""
+    """float[M or 1, N or 1] of an operand of rows, or float[G, 1, N or 1] of an operand of groups.
+
+    Operands of three dims are of groups, and stay unchanged. Operands of rows get dims of 1 in front: [N] becomes
+    [1, N], and a scalar [1, 1]. Any other shape raises an `ArgumentError` that names the operand by `number`.
+    """
     if is_float(operand):
         whole = (groups, 1, product[1]) if operand.ndim == 3 else product
         padded = (1,) * (2 - operand.ndim) + operand.shape

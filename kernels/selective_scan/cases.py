@@ -37,7 +37,10 @@ class Case:
         return x, dt, a, b, c, jnp.ones(self.channels), z, jnp.log(jnp.expm1(steps))
 
     def small(self) -> Case:
-        """The same for fast tests: sizes below 96 with their remainders modulo 32."""
+        """A Case for fast tests: tokens and channels below 96 with their remainders modulo 32, batch at most 2.
+
+        The states stay. The name gets the ending "_small".
+        """
         sizes = {name: shrunk(getattr(self, name)) for name in ("tokens", "channels")}
         return replace(self, name=f"{self.name}_small", batch=min(2, self.batch), **sizes)
 

@@ -28,7 +28,10 @@ def splat_of(value: Value, rewriter: Rewriter) -> Array | None:
 
 
 def integer_of(value: Value, rewriter: Rewriter) -> int | None:
-    """The number in every lane of an integer value that a splat constant defines; None for other values."""
+    """The int in every lane of an integer `value` that a splat constant defines; None if no splat defines `value`.
+
+    `value` must have an integer dtype: a float would be cut to an int.
+    """
     array = splat_of(value, rewriter)
     return None if array is None else int(array)
 

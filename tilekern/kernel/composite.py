@@ -249,7 +249,10 @@ def op(call: TypedCall) -> Composite:
 
 
 def _function_of_op(declared: TypedCall, target: Target, on_mesh: bool) -> Function:
-    """The op on flat operands, with the blocks of a target."""
+    """Function from the op's flat operands to the list of its flat results, with the blocks of `target`.
+
+    The function raises `ArgumentError` if its results have other types than `out_type` says. `on_mesh` has no effect.
+    """
     blocks = declared.blocks_for(target)
     keywords = {**declared.options.statics, **{name: blocks[name] for name in declared.signature.tunables}}
     tree = _jax.structure(declared.arguments)

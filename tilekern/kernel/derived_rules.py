@@ -178,7 +178,11 @@ class BackwardPass:
         return run
 
     def _in_order(self, version: Version, cotangents: Sequence[jax.Array | None]) -> list[jax.Array]:
-        """The cotangents in the order of the operands; zeros for an operand that no input of the Func reads."""
+        """One array for each linear operand, in the order of the operands and in the dtype of the operand.
+
+        `cotangents` has an entry for each input of the Func that reads a linear operand, in the order of the inputs. An
+        operand without an entry, or whose entry is None, gets zeros.
+        """
         order = [n for n in version.reads if n < len(self.linear) and self.linear[n]]
         by_number = dict(zip(order, cotangents, strict=True))
         linear = [n for n, is_linear in enumerate(self.linear) if is_linear]

@@ -51,7 +51,11 @@ class ShardingRule:
         return "\n".join(lines)
 
     def as_shardy(self, operands: Sequence[Any], results: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, int]]:
-        """The rule for XLA: its text, the factors that must be whole, and the sizes of factors of compound dims.
+        """The text of the rule for XLA, the factors that stay whole, and the sizes of factors of compound dims.
+
+        Example: f32[4, 8], f32[8, 16] -> f32[4, 16], with k whole, gives "f0 f1, f1 f2 -> f0 f2", ("f1",) and {}.
+        A dim of 12 in 4 parts is compound: "(f0 f0_1)", with f0_1 whole and the sizes {"f0": 4, "f0_1": 3}. A factor
+        that is also a dim by itself has no entry in the sizes.
 
         Args:
           operands: the types of the operands.

@@ -28,7 +28,11 @@ def vmapped_jvp(
 def vmapped_transpose(
     of: Callee, size: int, dims: Dims, cotangents: Sequence[Any], operands: Sequence[Any]
 ) -> list[Any]:
-    """`Callee.transpose` of `size` calls at once; an operand that the calls share gets the sum of their cotangents."""
+    """For each operand that is a `jax.ShapeDtypeStruct` its cotangent, stacked along `dims[n]`; None for the others.
+
+    A shared operand, with None in `dims`, gets the sum of the cotangents of the `size` calls. As of `Callee.transpose`,
+    a cotangent of zeros may be None.
+    """
     unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
     slice_types = [_slice_type(x, d) if u else None for x, d, u in zip(operands, dims, unknown, strict=True)]
 

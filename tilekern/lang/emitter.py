@@ -56,7 +56,10 @@ class Emitter(Builder):
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy integers in an attribute to Python's; parameters of JAX's equations may hold either."""
+    """The attribute with Python ints in the place of NumPy integers, in tuples too: (np.int64(3), "a") → (3, "a").
+
+    Parameters of JAX's equations may hold NumPy integers.
+    """
     if isinstance(value, tuple):
         return tuple(map(_plain, cast(tuple[Any, ...], value)))
     return int(cast(Any, value)) if isinstance(value, np.integer) else value

@@ -136,7 +136,10 @@ def adamw_in_place(
 
 
 def _factors(count: jax.Array, scale: Any, rate: Any, b1: float, b2: float) -> jax.Array:
-    """[4]: factors of the gradient, the step and both moments; 1 / (1 - b^count) is computed without cancellation."""
+    """[scale, rate, 1 / (1 - b1^count), 1 / (1 - b2^count)] as float32[4], or as float64[4] for a float64 operand.
+
+    The last two numbers correct the moments, and are computed without cancellation.
+    """
     corrections = [1.0 if b == 0 else -1 / jnp.expm1(count * math.log(b)) for b in (b1, b2)]
     dtype = jnp.promote_types(jnp.result_type(scale, rate), jnp.float32)
     return jnp.stack([jnp.asarray(x, dtype) for x in (scale, rate, *corrections)])

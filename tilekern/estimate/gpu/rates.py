@@ -124,9 +124,10 @@ def _lanes(names: str, pipe: str, lanes: int, latency: int) -> dict[str, tuple[s
 
 
 def units(gpu: Gpu) -> dict[str, tuple[str, float, int]]:
-    """For each operation the unit, the cycles for which a warp holds it, and the latency in cycles.
+    """Maps each SASS opcode to its unit, the cycles for which a warp holds the unit, and the latency in cycles.
 
-    The module names the sources. Operations that are missing are unknown to the model.
+    Example: on an H100, "FADD" maps to ("fma", 1.0, 4).
+    The module names the sources. Opcodes that are missing are unknown to the model.
     """
     fp32 = gpu.fp32_lanes
     return {

@@ -398,7 +398,10 @@ class Draft:
 
 
 def sketch(choose: Choose) -> Sketch:
-    """The kernel that some choices make."""
+    """A random kernel as source text, with the names and sizes of its arrays' dims, their dtype, and a seed.
+
+    `choose(n)` returns an int from 0 to n. Choices of 0 give the simplest kernel.
+    """
     draft = Draft(choose)
     dtype, seed = draft.pick(["float32", "float64"]), choose(63)
     draft.begin()

@@ -109,7 +109,10 @@ def _masked_load(code: Code, type: Type, address: Reg, mask: Reg | None) -> Reg:
 
 
 def accumulate(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
-    """total + x * y for words."""
+    """Register like `total`: total + x * y for each word.
+
+    A word of bfloat16 or int16 is a pair of elements: total + x[0] * y[0] + x[1] * y[1], in float32 or int32.
+    """
     if dtype in (F32, F64):
         return code.fma(x, y, total)
     if dtype == BF16:

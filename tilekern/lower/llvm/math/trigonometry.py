@@ -115,7 +115,10 @@ def _tan_of_huge(code: Code, x: Reg) -> Reg:
 
 
 def _tan_of_rest(code: Code, r: Reg, whole: Reg) -> Reg:
-    """tan(r), or -1 / tan(r) if `whole` is odd."""
+    """Register of tan(n π / 2 + r): tan(r) if n is even, -1 / tan(r) if n is odd.
+
+    `whole` is the float n + `magic` of `format_of`: the lowest bit of its bits is the lowest bit of n.
+    """
     square = code.binary("fmul", r, r)
     s = code.fma(r, code.fma(square, polynomial(code, square, _TAN_SIN), 0.0), r)
     c = code.fma(square, polynomial(code, square, _TAN_COS), 1.0)

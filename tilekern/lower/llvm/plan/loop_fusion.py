@@ -205,7 +205,11 @@ class _Fuser:
         return None
 
     def _materialize_in(self, value: Value, step: AnyStep) -> None:
-        """Materialise a tile that a step computes: in that step, or in a new step before it."""
+        """Make a loop nest write the tile `value`, which `step` computes, to a new buffer.
+
+        The loop nest is `step` itself if each lane computes only its own element of `value`. Otherwise the nest is a
+        new step before `step`, or behind `step` if `step` produces a tile that `value` is computed from.
+        """
         buffer = Buffer(value.tile.nbytes)
         if not (isinstance(step, LoopNest) and self._computes[step][value]):
             expression = self._expressions.of(value.tile.shape, [value])

@@ -12,7 +12,10 @@ from tilekern.source import UNKNOWN, Loc
 
 
 def plan_text(program: Program, plan: Plan, body: Block) -> str:
-    """One line for each step; `@` precedes the offset of a tile in scratch memory, in bytes."""
+    """The text of a plan: a line for the program, then a line for each step, as "loops over [64]: f32[64] @128".
+
+    `@` precedes the offset of a tile in scratch memory, in bytes. Steps of scalars have no line.
+    """
     head = f"{program.name}: {program.tasks} tasks, {program.scratch} bytes of scratch memory for each thread"
     return "\n".join([head, *_block(plan, body, "  ")])
 

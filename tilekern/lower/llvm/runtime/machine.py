@@ -138,10 +138,10 @@ def at_level(level: str, triple: str = "x86_64-unknown-linux-gnu") -> Machine:
 
 
 def restricted(level: str, triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = False) -> Machine:
-    """The machine that code is made for: the CPU of the process, or a level of it.
+    """Machine that code is made for: the CPU of the process, or `level` with its features and no other features.
 
     Args:
-      level: one of `LEVELS`, or "" for all that the CPU has.
+      level: one of `LEVELS`, such as "x86-64-v3", or "" for all that the CPU has.
       triple: as for `describe`.
       cpu: as for `describe`.
       features: as for `describe`.

@@ -38,7 +38,7 @@ MOSAIC = Capabilities(
 
 
 def wide(make: Make, x: Value) -> Value:
-    """The same numbers in a dtype of 32 bits."""
+    """x as float32 for floats, else as int32: uint8[4] becomes int32[4]. x itself if its dtype has 32 bits."""
     dtype = x.tile.dtype
     if dtype == BOOL:
         return make.select(x, make.number(1, TileType(x.tile.shape, I32)), 0)

@@ -72,7 +72,10 @@ def scan(make: Make, op: Scan) -> Value:
 
 
 def _shifted(make: Make, x: Value, op: Scan | LinearScan, start: Any, distance: int) -> Value:
-    """The elements so far before each one, along the dim and in the order of a scan; `start` where there is none."""
+    """Value like x, moved by `distance` in the order of a scan: [1, 2, 3, 4] moved by 1 is [start, 1, 2, 3].
+
+    A reverse scan moves x the other way: [1, 2, 3, 4] becomes [2, 3, 4, start].
+    """
     fill = make.number(start, TileType((), x.tile.dtype))
     edge, size = filled(make, fill, x.tile.shape, op.dim, distance), x.tile.shape[op.dim]
     if op.reverse:

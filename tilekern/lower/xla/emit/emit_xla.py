@@ -241,7 +241,10 @@ class FoldEmitter:
         return tile_range(first, last, self._op.axis)
 
     def _step(self, index: Any, interval: Interval, state: Any) -> Any:
-        """The state after the tile at `index`."""
+        """The state after tile number `index`: the arrays that the body stores to, and the carries, as a pair.
+
+        `interval` holds every value of `index`: Interval(3, 3) for tile 3 alone.
+        """
         emitter, body = self._emitter, self._op.body
         emitter.set(self._refs, state[0])
         emitter.bind(body.args[1:], state[1], self._axes)

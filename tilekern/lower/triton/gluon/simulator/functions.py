@@ -161,7 +161,7 @@ def layout_of_slices(dim: int, parent: int | None) -> int | None:
 
 
 def layout_of_operands(number: int, parent: int | None, width: int) -> int | None:
-    """The layout of the left side of a product: it has the rows of its result."""
+    """`parent`: the left operand (`number` 0) of a product has the layout of the product, which has the same rows."""
     del width
     assert number == 0
     return parent

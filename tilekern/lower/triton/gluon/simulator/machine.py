@@ -190,7 +190,10 @@ class Machine:
             self.fail("a role ends before a product that it started", role.products[0].line, "warpgroup_mma_wait(0)")
 
     def _step(self) -> bool:
-        """Let one role or operation go on; False when all roles have ended."""
+        """True if a ready role, or an operation, went on; False if none can, or after a fault.
+
+        The choice is random. Roles that wait for one another are a fault. `run_roles` raises the fault.
+        """
         roles = [role for role in self._roles if not role.finished and role.ready()]
         queues = dict.fromkeys(event.queue for event in self._events)
         events = [next(e for e in self._events if e.queue is queue) for queue in queues]

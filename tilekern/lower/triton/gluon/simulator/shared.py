@@ -96,7 +96,7 @@ class View:
         return View(self.place, self.shape, tuple(order))
 
     def slice(self, start: int, length: int) -> View:
-        """Some rows of the same place."""
+        """A View whose loads and stores take the rows `start` to `start + length`. Its `shape` counts all rows."""
         assert self._order is None
         return View(self.place, self.shape, rows=slice(start, start + length))
 
