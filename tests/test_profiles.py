@@ -21,6 +21,14 @@ X = jnp.ones((2, 640))
 _PACKAGE = str(Path(tk.__file__).parent)
 
 
+@pytest.fixture(autouse=True)
+def keep_names_and_lines() -> Iterator[None]:
+    """What XLA compiled for another checkout may have other names and lines, which JAX's key leaves out."""
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    yield
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
+
+
 @like_first
 def shaped(x: Any, out: Any) -> None:
     i = tk.parallel(x.shape[0], 64)

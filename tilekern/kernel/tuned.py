@@ -31,7 +31,7 @@ from typing import Any, Literal, Self, cast
 
 import jax
 
-from tilekern.errors import ArgumentError, LoadError
+from tilekern.errors import ArgumentError, LoadError, checked
 from tilekern.kernel.choice import Tunable
 
 FORMAT = "tilekern tuned, version 1"
@@ -133,7 +133,7 @@ def _settings(values: Mapping[str, Any]) -> tuple[tuple[str, Tunable], ...]:
     return tuple(values.items())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Tuned:
     """Tuned blocks of kernels: calls that are traced inside of `with tk.tuned("file.json"):` have them.
 
@@ -151,7 +151,18 @@ class Tuned:
       Array([0., 2., 4.], dtype=float32)
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...]
+
+    @checked
+    def __init__(self, entries: Any = ()) -> None:
+        object.__setattr__(self, "entries", entries)
+        if not (isinstance(entries, tuple) and all(isinstance(e, Entry) for e in cast(tuple[Any, ...], entries))):
+            raise ArgumentError(
+                "a table of tuned blocks holds entries",
+                expected="a tuple of entries of other tables, tk.Tuned(table.entries[:1])",
+                got=f"{entries=!r}",
+                fix="read a file with tk.tuned(path), or tune with kernel.tune(...).tuned",
+            )
 
     @cached_property
     def _by_key(self) -> dict[Key, Entry]:
@@ -180,6 +191,7 @@ class Tuned:
         by_key = self._by_key
         return by_key.get(key) or by_key.get(replace(key, device=""))
 
+    @checked
     def merge(self, *others: Tuned) -> Tuned:
         """The entries of all tables. Of two for one key a measurement wins over an estimate, else the later table."""
         entries: dict[Key, Entry] = {}
@@ -189,6 +201,7 @@ class Tuned:
                 entries[entry.key] = entry
         return Tuned(tuple(sorted(entries.values(), key=lambda entry: repr(entry.key))))
 
+    @checked
     def save(self, path: str | PathLike[str]) -> None:
         """Write the entries to a file, beside those that it has for other keys.
 
@@ -230,6 +243,7 @@ def _contexts() -> list[Any]:
     return contexts
 
 
+@checked
 def tuned(path: str | PathLike[str]) -> Tuned:
     """The tuned blocks of a file that `kernel.tune(...).save` wrote, for calls inside of a `with`.
 
