@@ -12,7 +12,7 @@ from docs.picture import BACKENDS, SHARED, WIDTH, svg
 ROOT = Path(tilekern.__file__).parent
 
 # Rooms beside the way of a kernel: the page speaks of them.
-ASIDE = {"interpreter"}
+ASIDE = {"interpreter", "ptx"}
 
 
 def test_every_room_of_a_backend_is_drawn() -> None:

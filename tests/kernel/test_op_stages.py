@@ -58,8 +58,9 @@ def test_the_kernels_of_an_op_take_flat_arrays() -> None:
     np.testing.assert_array_equal(tk.interpret(batched)(numbers(2, 12)), numbers(2, 4, 3).sum(2))
     np.testing.assert_array_equal(tk.interpret(pair)(X), (2 * X, X))
     np.testing.assert_array_equal(tk.interpret(closure)(X, np.float32(3)), 3 * X)
-    for kernel in (pair.lower("cpu:xla"), pair.lower("cpu:xla").compile()):
-        np.testing.assert_array_equal(getattr(kernel, "interpret", kernel)(X), (2 * X, X))
+    lowered = pair.lower("cpu:xla")
+    for run in (lowered.interpret, lowered.compile()):
+        np.testing.assert_array_equal(run(X), (2 * X, X))
     with refused(ArgumentError, "twice was traced for other arguments", expected="x = float32[12]", got="x = int32"):
         pair.lower("cpu:xla").interpret(X.astype(np.int32))  # <-
 

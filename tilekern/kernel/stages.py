@@ -339,6 +339,35 @@ class Compiled:
     def __call__(self, *arrays: Any) -> Any:
         return self._interface.packed(self._compiled(*_operands(self._interface, self._version, arrays)))
 
+    @checked
+    def interpret(self, *arrays: Any, races: bool = False) -> Any:
+        """Run the compiled program on this machine's CPU, without the target's hardware; the outputs are NumPy arrays.
+
+        For NVIDIA GPUs of compute capability 8.0 to 9.0 it runs the PTX, an instruction at a time, with all warps,
+        shared memory, barriers, tensor copies and tensor cores: some 10 to 1000 times slower than `Lowered.interpret`.
+
+        Args:
+          arrays: the kernel's arguments.
+          races: refuse accesses of shared memory that no barrier orders; some four times slower.
+
+        Raises:
+          tilekern.errors.OutOfBoundsError: an access is outside of all arrays, or of shared memory, or not aligned.
+          tilekern.errors.UnwrittenError: a byte of a result is never stored.
+          tilekern.errors.WriteConflictError: two thread blocks store to one byte.
+          tilekern.errors.InterpreterError: a race, a deadlock, or an instruction that the interpreter does not know.
+          tilekern.errors.TargetError: there is no interpreter of the target's machine code.
+        """
+        run = getattr(self._compiled, "interpret", None)
+        if run is None:
+            raise TargetError(
+                f"there is no interpreter of compiled programs for {self._lowered.target}",
+                expected="a target such as cuda:sm_80 or cuda:sm_90",
+                got=f"target = {self._lowered.target}",
+                fix="interpret the lowered program: traced.lower(...).interpret(*arrays)",
+            )
+        outputs = run(*_inputs(self._interface, self._version, arrays), races=races)
+        return self._interface.packed_arrays(outputs)
+
     @property
     def asm(self) -> Mapping[str, Any]:
         """The compiler's output, by language.

@@ -10,4 +10,5 @@ build         legalize, plan and emit in this order: a Func → a `Program`, its
 compile       source text → machine code, kept on disk
 call          machine code → a custom call in an XLA program; `call_message` encodes its message to jaxlib
 interpret     source text → results as NumPy arrays, by Triton's interpreter, without a GPU
+ptx           machine code → results as NumPy arrays, by an interpreter of PTX, without a GPU
 """

@@ -121,6 +121,24 @@ class TritonCompiled:
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
         return self._on_gpu(*inputs)
 
+    def interpret(self, *inputs: Array, races: bool = False) -> Sequence[Array]:
+        """The outputs, by interpreting the PTX; see `tilekern.lower.triton.ptx.run.run_ptx`.
+
+        Raises:
+          TargetError: the program is for another vendor's GPU, or for a later one.
+        """
+        from tilekern.lower.triton.ptx.run import run_ptx
+
+        binary = self._binary
+        if binary.vendor is not NVIDIA or not 80 <= binary.capability <= 90:
+            raise TargetError(
+                f"there is no interpreter of compiled programs for {self._lowering.target.name}",
+                expected="an NVIDIA GPU of compute capability 8.0 to 9.0",
+                got=f"target = {self._lowering.target.name}",
+                fix='compile for "cuda:sm_90", or interpret the lowered program',
+            )
+        return run_ptx(self._lowering.program, binary, inputs, races=races)
+
     def memory_analysis(self) -> Any:
         """XLA's account of the program's memory."""
         return self._on_gpu.memory_analysis()

@@ -19,7 +19,7 @@ from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.emit.source_text import Writer, dtype_text
 from tilekern.lower.triton.gluon.clusters import cluster_of
 from tilekern.lower.triton.gluon.computer import Computer
-from tilekern.lower.triton.gluon.layouts import Layouts
+from tilekern.lower.triton.gluon.layouts import Layouts, vector_layout
 from tilekern.lower.triton.gluon.loader import Loader
 from tilekern.lower.triton.gluon.plan import REGISTERS, WARPS, Plan, Widened, is_own, plan_group
 from tilekern.lower.triton.gluon.roles import WIDTH, Buffers
@@ -91,7 +91,8 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     buffers = Buffers(plan, names)
     names.fresh("number")
     loader = Loader(legal, memory, names.copy(), plan, buffers)
-    computer = Computer(legal, memory, names.copy(), plan, buffers, layouts=Layouts(legal))
+    layouts = Layouts(legal, vector_layout(WARPS, plan.cluster))
+    computer = Computer(legal, memory, names.copy(), plan, buffers, layouts=layouts)
     loader.run()
     computer.run()
     parameters = ", ".join(a.name for a in memory.arguments)

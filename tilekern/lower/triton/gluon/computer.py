@@ -353,4 +353,6 @@ class Computer(Products):
             pointer = f"tl.set_auto_layout({pointer}, {layout})"
             mask = f"tl.set_auto_layout({mask}, {layout})" if mask else ""
         masked = f", mask={mask}" if mask else ""
-        self.writer.line(f"tl.store({pointer}, {self._whole(op.value)}{masked})", op.loc)
+        is_numbers = op.value in self._layouts.numbers
+        value = self._converted(op.value, layout).text if is_numbers else self._whole(op.value)
+        self.writer.line(f"tl.store({pointer}, {value}{masked})", op.loc)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Store
 from tilekern.ir.shape import Broadcast, Iota
 
 _POINTWISE = (Bitcast, Convert, Elementwise, Select)
@@ -68,14 +69,24 @@ def rows_at_once(rows: int, columns: int) -> int:
 class Layouts:
     """The layouts of the values of a Func.
 
+    Args:
+      func: the Func.
+      plain: the layout of stored vectors that are made of constants and consecutive numbers: Gluon cannot infer one.
+
     Attributes:
       numbers: vectors of consecutive numbers.
     """
 
-    def __init__(self, func: Func) -> None:
+    def __init__(self, func: Func, plain: str) -> None:
         self._shapes = {op.result.tile.shape for op in func.walk() if isinstance(op, Dot)}
         self.numbers = {op.result for op in func.walk() if isinstance(op, Iota) and len(op.shape) == 1}
-        self._vectors: dict[Value, Sliced] = {}
+        self._vectors: dict[Value, Sliced | str] = {}
+        while self._propagate(func):
+            pass
+        undecided = _undecided(func)
+        for op in func.walk():
+            if isinstance(op, Store) and op.value in undecided:
+                self._vectors.setdefault(op.value, plain)
         while self._propagate(func):
             pass
 
@@ -112,10 +123,20 @@ class Layouts:
                 self._demand(op.result, Sliced(op.dims[0], op.operands[0].tile.shape[1]))
         return len(self._vectors) > before
 
-    def _demand(self, value: Value, layout: Sliced) -> None:
+    def _demand(self, value: Value, layout: Sliced | str) -> None:
         """Give a vector a layout, if it has none; consecutive numbers are made anew in each layout."""
         if len(value.tile.shape) == 1 and value not in self.numbers:
             self._vectors.setdefault(value, layout)
+
+
+def _undecided(func: Func) -> set[Value]:
+    """Vectors that are made of scalars and consecutive numbers alone."""
+    found = set[Value]()
+    for op in func.walk():
+        makes_vector = isinstance(op, (*_POINTWISE, Broadcast, Constant, Iota)) and len(op.result.tile.shape) == 1
+        if makes_vector and all(v in found for v in op.operands if v.tile.shape):
+            found.add(op.result)
+    return found
 
 
 def _alike(op: Op) -> Iterator[tuple[Value, ...]]:
