@@ -279,8 +279,9 @@ class Proof:
         """The reason why no blocks of a target are proved; "" if some are, or if the author states the rule."""
         if self._is_stated:
             return ""
-        reasons = [self._unproved(body, blocks) for blocks in self._candidates(body, target)]
-        return "" if "" in reasons else reasons[0]
+        first, second = self._candidates(body, target)
+        reason = self._unproved(body, first)
+        return reason if reason and self._unproved(body, second) else ""
 
     @property
     def _is_stated(self) -> bool:
