@@ -175,6 +175,8 @@ class FuzzMode:
       every_target: True to lower each program for some target of the backend, else for the representative one.
       batch: programs that run at once.
       lacks: a part of the summary of the one `TargetError` by which interpreted programs may be refused.
+      machine_code: names of targets, for one of which each program is compiled; its machine code is interpreted. Empty
+        for programs that are not compiled first.
       outputs: the outputs of a Func, from its inputs and a seed; None for the outputs of the backend's lowering.
     """
 
@@ -187,6 +189,7 @@ class FuzzMode:
     every_target: bool = False
     batch: int = 30
     lacks: str = ""
+    machine_code: tuple[str, ...] = ()
     outputs: Callable[[Func, Sequence[Array], int], Sequence[Array]] | None = None
 
 

@@ -105,5 +105,6 @@ BACKEND = Backend(
         FuzzMode("cuda:sm_90 index vectors", "index vectors", lacks=_NO_ATOMIC),
         FuzzMode("cuda:sm_90 gluon", "products", batch=1, outputs=_simulated_gluon),
         FuzzMode("cuda:sm_90", lacks=_NO_ATOMIC),
+        FuzzMode("cuda:sm_90 ptx", batch=1, lacks="has no ", machine_code=("cuda:sm_80", "cuda:sm_90")),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -53,13 +53,20 @@ def _named(mode: str) -> tuple[Backend, FuzzMode]:
 
 def _lowering(program: Program, backend: Backend, way: FuzzMode) -> Lowering:
     func = pipeline.run(program.func) if way.optimize else program.func
-    target = backend.targets[program.seed % len(backend.targets)] if way.every_target else backend.checked
+    if way.machine_code:
+        target = TARGETS[way.machine_code[program.seed // 2 % len(way.machine_code)]]
+    else:
+        target = backend.targets[program.seed % len(backend.targets)] if way.every_target else backend.checked
     return backend.lower(func, target, {})
 
 
 def _interpreted(program: Program, backend: Backend, way: FuzzMode) -> Sequence[Array]:
     try:
-        return _lowering(program, backend, way).interpret(*program.arrays)
+        lowering = _lowering(program, backend, way)
+        if way.machine_code:
+            # The number of the seed's bits above those that decide about inputs and target.
+            return cast(Any, lowering.compile()).interpret(*program.arrays, races=program.seed // 4 % 2 == 1)
+        return lowering.interpret(*program.arrays)
     except TargetError as error:
         if not way.lacks:
             raise

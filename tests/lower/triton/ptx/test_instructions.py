@@ -92,6 +92,7 @@ CASES: list[tuple[str, tuple[Array, ...], Array]] = [
     ("add.f32 out, a, b;", (X, Y), X + Y),
     ("fma.rn.f32 out, a, b, c;", (X, Y, THIRD), fused(X, Y, THIRD)),
     ("div.full.f32 out, a, b;", (X, Y), X / Y),
+    ("copysign.f32 out, a, b;", (SPECIAL, Y), np.copysign(Y, SPECIAL)),
     ("min.f32 out, a, b;", (SPECIAL, Y), np.fmin(SPECIAL, Y)),
     ("max.NaN.f32 out, a, b;", (SPECIAL, Y), np.maximum(SPECIAL, Y)),
     ("ex2.approx.ftz.f32 out, a;", (X,), np.exp2(X)),
@@ -128,6 +129,8 @@ def test_pairs(dtype: Any, name: str) -> None:
     halves = pairs.view(dtype).reshape(-1, 2)
     np.testing.assert_array_equal(halves[:, 1], X.astype(dtype))
     np.testing.assert_array_equal(halves[:, 0], Y.astype(dtype))
+    large = computed(f"set.gt.{name}.{name} out, a, b;", pairs, pairs[::-1].copy(), result=np.uint32)
+    np.testing.assert_array_equal(large.view(dtype).reshape(-1, 2), (halves > halves[::-1]).astype(dtype))
     squares = computed(f"fma.rn.{name} out, a, a, a;", pairs, result=np.uint32).view(dtype).reshape(-1, 2)
     wide = halves.astype(np.float64)
     np.testing.assert_array_equal(squares, (wide * wide + wide).astype(dtype))
@@ -274,6 +277,21 @@ def test_a_product_of_a_warp() -> None:
     found = np.zeros((16, 8), np.float32)
     found[row, pair], found[row, pair + 1], found[row + 8, pair], found[row + 8, pair + 1] = out.T
     np.testing.assert_array_equal(found, c + a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_a_product_of_a_warp_in_float64() -> None:
+    """`mma` m8n8k4 by the layouts of PTX ISA 9.0, section 9.7.14.5.1."""
+    a, b, c = (RANDOM.integers(-8, 8, shape).astype(np.float64) for shape in ((8, 4), (4, 8), (8, 8)))
+    body = """
+    mul.wide.u32 %d31, %r0, 8; mul.wide.u32 %d28, %r0, 16;
+    add.s64 %d30, %d0, %d31; add.s64 %d29, %d1, %d31; add.s64 %d27, %d2, %d28;
+    ld.global.f64 %q10, [%d30]; ld.global.f64 %q11, [%d29]; ld.global.v2.f64 {%q12, %q13}, [%d27];
+    mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%q12, %q13}, {%q10}, {%q11}, {%q12, %q13};
+    st.global.v2.f64 [%d27], {%q12, %q13};
+    """
+    # Lane n has A[n // 4, n % 4], B[n % 4, n // 4] and C[n // 4, n % 4 * 2 :].
+    *_, out = run(body, a, np.ascontiguousarray(b.T), c)
+    np.testing.assert_array_equal(out, c + a @ b)
 
 
 COPY = """

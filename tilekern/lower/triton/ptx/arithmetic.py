@@ -115,6 +115,7 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "xor": lambda a, b: a ^ b,
     "div": _trunc_div,
     "rem": _rem,
+    "copysign": lambda sign, size: np.copysign(size, sign),
 }
 _UNARY: dict[str, Callable[[Array], Array]] = {
     "neg": lambda a: -a if a.dtype.kind != "u" else (~a + np.array(1, a.dtype)),
@@ -299,6 +300,28 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 
 
+def _holds(test: str, a: Array, b: Array) -> Array:
+    """bool[threads]: whether a test, as `lt`, holds for the numbers of each thread."""
+    a, b = _wide(a), _wide(b)
+    unordered = (a != a) | (b != b)
+    if test in ("nan", "num"):
+        return unordered if test == "nan" else ~unordered
+    if test in _COMPARISONS:
+        return _COMPARISONS[test](a, b) & ~unordered
+    return _COMPARISONS[test[:-1]](a, b) | unordered  # `ltu` and so on
+
+
+def _compare_to_numbers(machine: Machine, instruction: Instruction, ids: Array) -> None:
+    """`set` of pairs: 1.0 in each half for which a comparison holds, else 0."""
+    test, result, name = instruction.modifiers[0], *instruction.modifiers[-2:]
+    if name not in _PACKED or result not in _PACKED:
+        raise PtxError("a comparison of these types is not known")
+    into, *operands = instruction.operands
+    of, to = dtype_of(_PACKED[name]), dtype_of(_PACKED[result])
+    a, b = (machine.read(x, ids, 32).view(np.uint16).view(of) for x in operands)
+    machine.write(into, ids, _holds(test, a, b).astype(to).view(np.uint32))
+
+
 def _compare(machine: Machine, instruction: Instruction, ids: Array) -> None:
     """`setp`: a comparison, combined with a predicate by `and`, `or`, `xor`; NaN is unequal, or true by `u`."""
     name = last_type(instruction)
@@ -308,16 +331,7 @@ def _compare(machine: Machine, instruction: Instruction, ids: Array) -> None:
     into, second = operands[0], None
     if len(operands) - (combine is not None) == 4:
         second = operands.pop(1)
-    a, b = (_wide(value(machine, x, ids, dtype)) for x in operands[1:3])
-    test = instruction.modifiers[0]
-    if test in ("nan", "num"):
-        unordered = (a != a) | (b != b)
-        holds = unordered if test == "nan" else ~unordered
-    elif test in _COMPARISONS:
-        holds = _COMPARISONS[test](a, b)
-        holds = holds & (a == a) & (b == b) if dtype.kind not in "iub" else holds
-    else:  # `ltu` and so on
-        holds = _COMPARISONS[test[:-1]](a, b) | (a != a) | (b != b)
+    holds = _holds(instruction.modifiers[0], *(value(machine, x, ids, dtype) for x in operands[1:3]))
     results = [holds, ~holds]
     if combine is not None:
         other = machine.read(operands[3], ids, 1)
@@ -420,5 +434,5 @@ TABLE: dict[str, Execute] = {
     **dict.fromkeys(("shl", "shr"), _shift),
     **dict.fromkeys(("popc", "clz", "brev", "bfind"), _count),
     "shf": _funnel, "bfe": _extract, "bfi": _insert, "prmt": _permute, "lop3": _logic, "setp": _compare,
-    "selp": _select, "mov": _move, "cvt": _convert, "cvta": lambda m, i, ids: _move(m, i, ids),
+    "set": _compare_to_numbers, "selp": _select, "mov": _move, "cvt": _convert, "cvta": _move,
 }  # fmt: skip

@@ -106,6 +106,9 @@ class InFlight:
 class Machine:
     """A launch.
 
+    Args:
+      constants: the addresses of the arrays of the module.
+
     Attributes:
       entry: the program.
       threads: the number of threads of a thread block.
@@ -123,6 +126,7 @@ class Machine:
         table: Mapping[str, Execute],
         late: bool = False,
         races: bool = False,
+        constants: Mapping[str, int] | None = None,
     ) -> None:
         self.entry, self.blocks, self.threads, self.memory, self.late = entry, blocks, entry.threads, memory, late
         count = blocks * self.threads
@@ -132,6 +136,7 @@ class Machine:
         self.shared_size = -(-max(shared_bytes, 16) // 1024) * 1024
         self.shared = Arena("shared", SHARED_BASE, blocks * self.shared_size)
         self.shared_limit = shared_bytes
+        self._constants = constants or {}
         self.parameters = dict(zip(entry.parameters, parameters, strict=True))
         self.places = {name: PARAMETER_BASE + n * PARAMETER_STEP for n, name in enumerate(entry.parameters)}
         self.registers = {name: np.zeros(count, _DTYPES[width]) for name, width in entry.widths.items()}
@@ -176,6 +181,8 @@ class Machine:
                 return np.full(len(ids), self.entry.local[name], _DTYPES[width])
             case Symbol(name) if name in self.places:
                 return np.full(len(ids), self.places[name], _DTYPES[width])
+            case Symbol(name) if name in self._constants:
+                return np.full(len(ids), self._constants[name], _DTYPES[width])
             case Negated(register):
                 return ~self.read(register, ids, 1)
             case _:

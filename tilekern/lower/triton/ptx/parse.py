@@ -117,6 +117,7 @@ class Entry:
       shared: the offset in bytes of each name in shared memory.
       local: the offset in bytes of each name in the local memory of a thread.
       local_bytes: size of the local memory of a thread.
+      constants: the bytes of each array of the module, by name.
       threads: threads of a block, by `.reqntid`; 0 if it does not say.
     """
 
@@ -129,6 +130,7 @@ class Entry:
     targets: dict[str, tuple[str, ...]]
     local: dict[str, int]
     local_bytes: int
+    constants: dict[str, bytes]
     threads: int
 
 
@@ -137,6 +139,7 @@ _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)[^{]*\{", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\b[^,]*?([\w$]+)(?:\[\d+\])?\s*(?:,|$)", re.DOTALL)
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d*)\]")
 _LOCAL = re.compile(r"\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
+_CONSTANT = re.compile(r"\.(?:global|const)\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[\d+\]\s*=\s*\{([^}]*)\}")
 _LOC = re.compile(r"\.loc\s+\d+\s+(\d+)\s+\d+[^\n]*\n")
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
@@ -173,6 +176,7 @@ def parse(text: str) -> Entry:
         body.targets,
         body.local,
         body.local_bytes,
+        {name: bytes(int(x, 0) for x in numbers.split(",")) for name, numbers in _CONSTANT.findall(text)},
         int(threads[1]) if threads else 0,
     )
 

@@ -215,6 +215,9 @@ def _warp_product(machine: Machine, instruction: Instruction, ids: Array) -> Non
         if m not in ("row", "col", "satfinite")
     ]
     result, left, right = (dtype_of(t) for t in types[:3])
+    if (rows, columns, depth) == (8, 8, 4) and result.itemsize == 8:
+        _wide_warp_product(machine, instruction, ids)
+        return
     into, a, b, c = instruction.operands
     assert all(isinstance(v, Vector) for v in (into, a, b, c))
     if (rows, columns) != (16, 8) or result.itemsize == 8:
@@ -236,6 +239,22 @@ def _warp_product(machine: Machine, instruction: Instruction, ids: Array) -> Non
     parts = total.reshape(-1, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(len(warps) * WARP, 4)
     if result.itemsize == 2:
         parts = np.ascontiguousarray(parts).view(np.uint32)
+    assert isinstance(into, Vector)
+    for n, register in enumerate(into.parts):
+        machine.write(register, ids, np.ascontiguousarray(parts[:, n]))
+
+
+def _wide_warp_product(machine: Machine, instruction: Instruction, ids: Array) -> None:
+    """`mma.sync` m8n8k4 of float64: four lanes have a row of A and two numbers each of a row of the result."""
+    into, a, b, c = instruction.operands
+
+    def registers(operand: Any) -> Array:
+        parts = operand.parts if isinstance(operand, Vector) else (operand,)
+        return np.stack([machine.read(r, ids, 64).reshape(-1, 8, 4) for r in parts], 3).view(np.float64)
+
+    x, y = registers(a)[..., 0], registers(b)[..., 0]
+    total = registers(c).reshape(-1, 8, 8) + x @ y.swapaxes(1, 2)
+    parts = total.reshape(-1, 2)
     assert isinstance(into, Vector)
     for n, register in enumerate(into.parts):
         machine.write(register, ids, np.ascontiguousarray(parts[:, n]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,12 @@ def run_ptx(
         return [_output(x, r) for x, r in zip(buffers, program.results, strict=True)]
     arrays = [np.ascontiguousarray(x) for x in (*inputs, *program.constants)]
     operands = [arrays[n] for n in program.operands]
-    arena, places = _arena(program, operands)
     entry = parse(binary.text("ptx"))
+    arena, places, constants = _arena(program, operands, entry.constants)
     parameters = list(_parameters(places, described(program, binary).parameters, program.arguments))
     # Behind them come pointers to scratch memory, which a program without scratch does not read.
     parameters += [0] * (len(entry.parameters) - len(parameters))
-    machine = Machine(entry, program.programs, binary.shared_bytes, arena, parameters, TABLE, late, races)
+    machine = Machine(entry, program.programs, binary.shared_bytes, arena, parameters, TABLE, late, races, constants)
     try:
         with np.errstate(all="ignore"):
             machine.run()
@@ -108,13 +108,22 @@ def _require_written(program: Program, arena: Arena, place: int, result: Result,
             )
 
 
-def _arena(program: Program, operands: Sequence[Array]) -> tuple[Arena, list[int]]:
-    """Memory with all buffers and gaps between them, and the address of each buffer."""
+def _arena(
+    program: Program, operands: Sequence[Array], constants: Mapping[str, bytes]
+) -> tuple[Arena, list[int], dict[str, int]]:
+    """Memory with all buffers and gaps between them, and the address of each buffer and of each constant."""
     places, end = list[int](), _GAP
     for size, alias in [(x.nbytes, None) for x in operands] + [(r.nbytes, r.alias) for r in program.results]:
         places.append(BASE + end if alias is None else places[alias])
         end += (-(-size // 256) * 256 + _GAP) * (alias is None)
+    addresses = dict[str, int]()
+    for name, data in constants.items():
+        addresses[name] = BASE + end
+        end += -(-len(data) // 256) * 256 + _GAP
     arena = Arena("global", BASE, end)
+    for name, data in constants.items():
+        part = slice(addresses[name] - BASE, addresses[name] - BASE + len(data))
+        arena.bytes[part], arena.open[part] = np.frombuffer(data, np.uint8), True
     for x, place in zip(operands, places, strict=False):
         part = slice(place - BASE, place - BASE + x.nbytes)
         arena.bytes[part], arena.open[part] = x.reshape(-1).view(np.uint8), True
@@ -123,7 +132,7 @@ def _arena(program: Program, operands: Sequence[Array]) -> tuple[Arena, list[int
         arena.open[part] = True
         if result.zeroed:
             arena.bytes[part] = 0
-    return arena, places
+    return arena, places, addresses
 
 
 def _parameters(
