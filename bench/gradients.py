@@ -14,19 +14,26 @@ from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
 from tilekern.kernels import group_norm, layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels.group_norm import reference as group_norm_reference
 from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
+from tilekern.kernels.layer_norm import reference as layer_norm_reference
+from tilekern.kernels.matmul import fused_reference
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
+from tilekern.kernels.rms_norm import reference as rms_norm_reference
+from tilekern.kernels.rope import normed_reference, rms_norm_rope
+from tilekern.kernels.rope import reference as rope_reference
+from tilekern.kernels.swiglu import reference as swiglu_reference
 
 SIZE = 4096
 DTYPES = ("float32", "bfloat16")
 
 
 def _rms_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return rms_norm.rms_norm, rms_norm.reference, random(SIZE, SIZE), random(SIZE)
+    return rms_norm, rms_norm_reference, random(SIZE, SIZE), random(SIZE)
 
 
 def _layer_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return layer_norm.layer_norm, layer_norm.reference, random(SIZE, SIZE), random(SIZE), random(SIZE)
+    return layer_norm, layer_norm_reference, random(SIZE, SIZE), random(SIZE), random(SIZE)
 
 
 def _group_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
@@ -34,27 +41,27 @@ def _group_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     case = GROUP_NORMS[0]
 
     def ours(*arrays: jax.Array, target: str | None = None) -> jax.Array:
-        return group_norm.group_norm(*arrays, **case.keywords, target=target)
+        return group_norm(*arrays, **case.keywords, target=target)
 
     ours.__name__ = "group_norm"
     shape = case.batch, case.side, case.side, case.channels
-    return ours, partial(group_norm.reference, **case.keywords), random(*shape), random(*shape[3:]), random(*shape[3:])
+    return ours, partial(group_norm_reference, **case.keywords), random(*shape), random(*shape[3:]), random(*shape[3:])
 
 
 def _softmax(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return softmax.softmax, jax.nn.softmax, random(SIZE, SIZE)
+    return softmax, jax.nn.softmax, random(SIZE, SIZE)
 
 
 def _swiglu(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return swiglu.swiglu, swiglu.reference, random(SIZE, SIZE), random(SIZE, SIZE)
+    return swiglu, swiglu_reference, random(SIZE, SIZE), random(SIZE, SIZE)
 
 
 def _rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return rope.rope, rope.reference, random(1, SIZE, SIZE // 128, 128)
+    return rope, rope_reference, random(1, SIZE, SIZE // 128, 128)
 
 
 def _rms_norm_rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return rope.rms_norm_rope, rope.normed_reference, random(1, SIZE, SIZE // 128, 128), random(128)
+    return rms_norm_rope, normed_reference, random(1, SIZE, SIZE // 128, 128), random(128)
 
 
 def _fused_matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
@@ -64,15 +71,15 @@ def _fused_matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
         return jax.nn.gelu(product + bias) + residual
 
     def fused_matmul(*arrays: jax.Array, target: str | None = None) -> jax.Array:
-        return matmul.fused_matmul(*arrays, epilogue=epilogue, target=target)
+        return fused_matmul(*arrays, epilogue=epilogue, target=target)
 
     size = SIZE // 2
-    formula = partial(matmul.fused_reference, epilogue=epilogue)
+    formula = partial(fused_reference, epilogue=epilogue)
     return fused_matmul, formula, random(size, size), random(size, size), random(size), random(size, size)
 
 
 def _matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
-    return matmul.matmul, jnp.matmul, random(SIZE // 2, SIZE // 2), random(SIZE // 2, SIZE // 2)
+    return matmul, jnp.matmul, random(SIZE // 2, SIZE // 2), random(SIZE // 2, SIZE // 2)
 
 
 def _ragged_dot(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
@@ -81,7 +88,7 @@ def _ragged_dot(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     _, _, sizes = case.arrays(jax.random.key(1), jnp.float32)
 
     def ours(lhs: jax.Array, rhs: jax.Array, target: str | None = None) -> jax.Array:
-        return ragged_dot.ragged_dot(lhs, rhs, sizes, target=target)
+        return ragged_dot(lhs, rhs, sizes, target=target)
 
     ours.__name__ = f"ragged_dot of {case.groups} groups"
     theirs = partial(jax.lax.ragged_dot, group_sizes=sizes)
@@ -97,7 +104,7 @@ def _experts(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
         return jax.nn.silu(gate) * up
 
     def fused_ragged_dot(x: jax.Array, *matrices: jax.Array, target: str | None = None) -> jax.Array:
-        return ragged_dot.fused_ragged_dot(x, matrices, sizes, epilogue=gated, target=target)
+        return fused_ragged_dot(x, matrices, sizes, epilogue=gated, target=target)
 
     def theirs(x: jax.Array, *matrices: jax.Array) -> jax.Array:
         return gated(*(jax.lax.ragged_dot(x, matrix, sizes) for matrix in matrices))

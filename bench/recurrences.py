@@ -16,10 +16,15 @@ from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
 from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention, rg_lru, selective_scan
+from tilekern.kernels.causal_conv1d import reference as causal_conv1d_reference
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
+from tilekern.kernels.gated_delta_rule import reference as gated_delta_rule_reference
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
+from tilekern.kernels.linear_attention import reference as linear_attention_reference
 from tilekern.kernels.linear_attention.cases import CASES
+from tilekern.kernels.rg_lru import reference as rg_lru_reference
 from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
+from tilekern.kernels.selective_scan import reference as selective_scan_reference
 from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 
 DTYPES = ("float32", "bfloat16")
@@ -33,18 +38,16 @@ _DELTA_TOKENS = 1024  # the gradient of the scan keeps the state of each token: 
 def measure() -> Iterator[Result]:
     """All results of this file."""
     for dtype in DTYPES:
-        peers = {"scan": linear_attention.reference, "chunks": formulas.linear_attention}
-        yield from _compare(linear_attention.linear_attention, CASES[1], dtype, peers)
+        peers = {"scan": linear_attention_reference, "chunks": formulas.linear_attention}
+        yield from _compare(linear_attention, CASES[1], dtype, peers)
         for delta_rule in (DELTA_RULES[0], DELTA_RULES[2]):
             case = replace(delta_rule, tokens=_DELTA_TOKENS)
-            yield from _compare(gated_delta_rule.gated_delta_rule, case, dtype, {"scan": gated_delta_rule.reference})
-        scans = {"scan": rg_lru.reference, "associative scan": formulas.rg_lru}
-        yield from _compare(rg_lru.rg_lru, GATED_UNITS[0], dtype, scans)
-        scans = {"scan": selective_scan.reference, "associative scan": formulas.selective_scan}
-        yield from _compare(selective_scan.selective_scan, SELECTIVE_SCANS[0], dtype, scans)
-        yield from _compare(
-            causal_conv1d.causal_conv1d, CONVOLUTIONS[0], dtype, {"shifted sums": causal_conv1d.reference}
-        )
+            yield from _compare(gated_delta_rule, case, dtype, {"scan": gated_delta_rule_reference})
+        scans = {"scan": rg_lru_reference, "associative scan": formulas.rg_lru}
+        yield from _compare(rg_lru, GATED_UNITS[0], dtype, scans)
+        scans = {"scan": selective_scan_reference, "associative scan": formulas.selective_scan}
+        yield from _compare(selective_scan, SELECTIVE_SCANS[0], dtype, scans)
+        yield from _compare(causal_conv1d, CONVOLUTIONS[0], dtype, {"shifted sums": causal_conv1d_reference})
 
 
 def _compare(kernel: Callable[..., Any], case: Any, dtype: str, peers: dict[str, Any]) -> Iterator[Result]:

@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern.kernels.flash_attention import Config as AttentionConfig
-from tilekern.kernels.flash_attention import Extras, flash_attention, flash_attention_forward
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention.arguments import Config as AttentionConfig
+from tilekern.kernels.flash_attention.arguments import Extras
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 
 BYTES = 256
 Array = jax.Array

@@ -32,7 +32,11 @@ from tqdm import tqdm
 
 from tilekern.distributed import moe, ring_attention, to_zigzag, ulysses_attention
 from tilekern.kernels import cross_entropy, matmul, rms_norm, rope, swiglu
+from tilekern.kernels.cross_entropy import reference as cross_entropy_reference
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.rms_norm import reference as rms_norm_reference
+from tilekern.kernels.rope import reference as rope_reference
+from tilekern.kernels.swiglu import reference as swiglu_reference
 
 BYTES = 256
 ROWS = ("data", "sequence")  # the axes that divide the rows of activations
@@ -86,7 +90,7 @@ def kernels(config: Config, mesh: Mesh) -> Functions:
         "ulysses": partial(ulysses_attention, axis_name="sequence", causal=True),
     }
     attend = local[config.attention] if parts > 1 else partial(flash_attention, causal=True)
-    attend = of_rows(config, config.length // parts, rope.rope, attend)
+    attend = of_rows(config, config.length // parts, rope, attend)
     if parts > 1:
         by_head = P(ROWS, "model")
         attend = jax.shard_map(attend, mesh=mesh, in_specs=(by_head, by_head, by_head, P(ROWS)), out_specs=by_head)
@@ -94,7 +98,7 @@ def kernels(config: Config, mesh: Mesh) -> Functions:
     mix = partial(moe, experts_per_token=config.experts_per_token, axis_name="model")
     mix = jax.shard_map(mix, mesh=mesh, in_specs=(rows, rows, experts, experts, experts), out_specs=rows)
     divide = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, P(ROWS)))
-    return Functions(divide, matmul.matmul, rms_norm.rms_norm, attend, swiglu.swiglu, mix, cross_entropy.cross_entropy)
+    return Functions(divide, matmul, rms_norm, attend, swiglu, mix, cross_entropy)
 
 
 def plain(config: Config, mesh: Mesh) -> Functions:
@@ -103,18 +107,18 @@ def plain(config: Config, mesh: Mesh) -> Functions:
     def mix(x: Array, logits: Array, gate: Array, up: Array, down: Array) -> Array:
         best, experts = jax.lax.top_k(logits, config.experts_per_token)
         weights = jnp.einsum("rk,rke->re", jax.nn.softmax(best), jax.nn.one_hot(experts, config.experts))
-        hidden = swiglu.reference(jnp.einsum("rd,edf->erf", x, gate), jnp.einsum("rd,edf->erf", x, up))
+        hidden = swiglu_reference(jnp.einsum("rd,edf->erf", x, gate), jnp.einsum("rd,edf->erf", x, up))
         return jnp.einsum("re,erf,efd->rd", weights, hidden, down)
 
     attend = partial(jax.nn.dot_product_attention, is_causal=True)
     return Functions(
         lambda x: x,
         jnp.matmul,
-        rms_norm.reference,
-        of_rows(config, config.length, rope.reference, attend),
-        swiglu.reference,
+        rms_norm_reference,
+        of_rows(config, config.length, rope_reference, attend),
+        swiglu_reference,
         mix,
-        lambda hidden, head, labels: cross_entropy.reference(hidden, head, labels),
+        lambda hidden, head, labels: cross_entropy_reference(hidden, head, labels),
     )
 
 

@@ -1,7 +1,100 @@
-"""The prebuilt kernels: a folder for each."""
+"""The prebuilt kernels: a folder for each. `from tilekern.kernels import softmax` gives the function, not the folder.
 
+A function is imported when it is asked for, so that users wait for no kernel that they do not use.
+"""
+
+import importlib
 import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
 
 from tilekern import source
+from tilekern.kernels.conventions import with_names_of
+
+if TYPE_CHECKING:
+    from tilekern.kernels.adamw_step import adamw_step
+    from tilekern.kernels.causal_conv1d import causal_conv1d
+    from tilekern.kernels.cross_entropy import cross_entropy
+    from tilekern.kernels.distillation import distillation
+    from tilekern.kernels.flash_attention import flash_attention
+    from tilekern.kernels.gated_delta_rule import gated_delta_rule
+    from tilekern.kernels.group_norm import group_norm
+    from tilekern.kernels.layer_norm import layer_norm
+    from tilekern.kernels.linear_attention import linear_attention, ssd
+    from tilekern.kernels.matmul import fused_matmul, matmul, symmetric_matmul
+    from tilekern.kernels.paged_attention import paged_attention, ragged_paged_attention
+    from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_contracting_dot, ragged_dot
+    from tilekern.kernels.rg_lru import rg_lru
+    from tilekern.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
+    from tilekern.kernels.rope import rms_norm_rope, rope
+    from tilekern.kernels.selective_scan import selective_scan
+    from tilekern.kernels.softmax import log_softmax, softmax
+    from tilekern.kernels.swiglu import swiglu
+
+__all__ = [
+    "adamw_step",
+    "add_rms_norm",
+    "causal_conv1d",
+    "cross_entropy",
+    "distillation",
+    "flash_attention",
+    "fused_matmul",
+    "fused_ragged_dot",
+    "gated_delta_rule",
+    "group_norm",
+    "layer_norm",
+    "linear_attention",
+    "log_softmax",
+    "matmul",
+    "paged_attention",
+    "ragged_contracting_dot",
+    "ragged_dot",
+    "ragged_paged_attention",
+    "rg_lru",
+    "rms_norm",
+    "rms_norm_quantized",
+    "rms_norm_rope",
+    "rope",
+    "selective_scan",
+    "softmax",
+    "ssd",
+    "swiglu",
+    "symmetric_matmul",
+]
+
+# The folder of each function that has another name than its folder.
+_FOLDERS = {
+    "add_rms_norm": "rms_norm",
+    "fused_matmul": "matmul",
+    "fused_ragged_dot": "ragged_dot",
+    "log_softmax": "softmax",
+    "ragged_contracting_dot": "ragged_dot",
+    "ragged_paged_attention": "paged_attention",
+    "rms_norm_quantized": "rms_norm",
+    "rms_norm_rope": "rope",
+    "ssd": "linear_attention",
+    "symmetric_matmul": "matmul",
+}
+
+
+class _Functions(types.ModuleType):
+    """The package. Its attribute `softmax` is the function, also after the folder `softmax` was imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=self)
+        return getattr(importlib.import_module(f"{__name__}.{_FOLDERS.get(name, name)}"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python's import system sets the attribute of each folder, at the end of the folder's import.
+        if name in __all__ and isinstance(value, types.ModuleType):
+            value = with_names_of(value, getattr(value, name))
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
 
 source.register_kernels(os.path.dirname(__file__))
+sys.modules[__name__].__class__ = _Functions

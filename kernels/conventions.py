@@ -1,8 +1,10 @@
-"""Conventions of public functions: launch options of products, and old names of arguments."""
+"""Conventions of public functions: launch options of products, and old names of arguments and of imports."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, cast
@@ -85,3 +87,44 @@ def renamed[F: Callable[..., Any]](**names: str) -> Callable[[F], F]:
         return cast(F, call)
 
     return decorate
+
+
+def moved(package: str, **modules: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a folder, for names that its modules export now: `moved(__name__, Config="arguments")`.
+
+    For one version `from package import Config` works, too, with a DeprecationWarning at the importing line.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = f"{package}.{modules[name]}"
+        message = f"{package} does not export {name} any longer; write `from {module} import {name}`"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(module), name)
+
+    return attribute
+
+
+def with_names_of(folder: types.ModuleType, function: Any) -> Any:
+    """The function, with the names of its folder as attributes: `softmax.softmax`, `softmax.reference`.
+
+    Earlier `from tilekern.kernels import softmax` gave the folder. For one version programs that were written for it
+    work, with a DeprecationWarning at the line of the call.
+    """
+    if isinstance(function, types.FunctionType):
+        for name in folder.__all__:
+            setattr(function, name, _warns(getattr(folder, name), folder.__name__, name))
+    return function
+
+
+def _warns(function: Callable[..., Any], package: str, name: str) -> Callable[..., Any]:
+    folder = package.rpartition(".")[2]
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        message = f"{folder} of tilekern.kernels is the function now; write `from {package} import {name}`"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return function(*args, **keywords)
+
+    return call

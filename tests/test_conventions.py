@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,6 @@ import pytest
 
 import tilekern.kernels
 from tilekern.errors import ArgumentError
-from tilekern.kernel import CustomOp, Kernel
 from tilekern.kernels.conventions import LAUNCH, check_launch, renamed
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.ragged_dot import ragged_contracting_dot
@@ -212,6 +214,70 @@ def test_renamed_keeps_the_signature() -> None:
         assert f(old=3) == 3
 
 
-def test_kernels_of_tiles_are_no_functions() -> None:
-    """What the table of conventions is about are functions of arrays; the kernels behind them take what they need."""
-    assert not any(isinstance(function, (Kernel, CustomOp)) for function in FUNCTIONS.values())
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_package_has_the_functions_of_its_folders() -> None:
+    """The function is there after the import of its folder, too, which Python would store under the same name."""
+    functions = {name for name in FUNCTIONS if name != "block_map"} | {"adamw_step"}
+    assert set(tilekern.kernels.__all__) == functions and functions <= set(dir(tilekern.kernels))
+    for folder, package in PACKAGES.items():
+        assert getattr(tilekern.kernels, folder) is getattr(package, folder)
+        for name in functions & set(package.__all__):
+            assert getattr(tilekern.kernels, name) is getattr(package, name)
+
+
+def test_a_function_is_imported_when_it_is_asked_for() -> None:
+    code = """
+import sys
+from tilekern.kernels import softmax
+import tilekern.kernels.matmul.api
+from tilekern.kernels import matmul, softmax as again
+from tilekern.kernels.matmul import matmul as of_folder
+assert softmax.__module__ == "tilekern.kernels.softmax.api" and again is softmax and matmul is of_folder
+assert "tilekern.kernels.flash_attention" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_type_checkers_see_the_functions_that_are_imported_late() -> None:
+    tree = ast.parse(Path(tilekern.kernels.__file__ or "").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(seen) == set(tilekern.kernels.__all__)
+    for name, module in seen.items():
+        assert getattr(importlib.import_module(str(module)), name) is getattr(tilekern.kernels, name)
+
+
+def test_a_folder_exports_functions_and_their_definitions_alone() -> None:
+    """No kernel of tiles, but for one that users call; no class, but for the type of an argument."""
+    exported = {name: getattr(package, name) for package in PACKAGES.values() for name in package.__all__}
+    assert {n for n, value in exported.items() if not inspect.isfunction(value)} == {"adamw_step", "BlockMap"}
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder not in ("adamw_step", "paged_attention")])
+def test_names_that_a_folder_exported_warn_at_the_import(folder: str) -> None:
+    package = PACKAGES[folder]
+    modules = inspect.getclosurevars(vars(package)["__getattr__"]).nonlocals["modules"]
+    assert modules.keys().isdisjoint(package.__all__)
+    for name, module in modules.items():
+        line = f"from {package.__name__}.{module} import {name}`"
+        with pytest.warns(DeprecationWarning, match=line) as caught:
+            value = getattr(package, name)
+        assert caught[0].filename == __file__
+        assert value is getattr(importlib.import_module(f"{package.__name__}.{module}"), name)
+
+
+def test_a_name_that_no_folder_has() -> None:
+    for package in (tilekern.kernels, PACKAGES["softmax"]):
+        with pytest.raises(AttributeError, match=f"^module '{re.escape(package.__name__)}' has no attribute 'sofmax'$"):
+            getattr(package, "sofmax")  # noqa: B009
+
+
+def test_a_function_has_the_names_of_its_folder_for_one_version() -> None:
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    for name in ("softmax", "reference", "log_softmax"):
+        with pytest.warns(DeprecationWarning, match=f"`from tilekern.kernels.softmax import {name}`") as caught:
+            out = getattr(tilekern.kernels.softmax, name)(x)  # here
+        assert caught[0].filename == __file__
+        np.testing.assert_array_equal(out, getattr(PACKAGES["softmax"], name)(x))

@@ -27,7 +27,7 @@ from tilekern.errors import CarryError
 from tilekern.kernel import CustomOp, Kernel
 from tilekern.kernel.statics import static_key
 from tilekern.kernels.distillation.options import Options
-from tilekern.kernels.flash_attention import Config
+from tilekern.kernels.flash_attention.arguments import Config
 from tilekern.training import adamw, adamw_in_place, muon
 
 KINDS: dict[type, tuple[Any, ...]] = {
@@ -201,7 +201,13 @@ for _package in map(importlib.import_module, PACKAGES):
         if not inspect.isclass(_found) and not _name.endswith("reference"):
             # A function of nn may have the name of a function of a kernel.
             PUBLIC[_name if PUBLIC.get(_name, _found) is _found else f"{_package.__name__[9:]}.{_name}"] = _found
-KERNELS = {name: found for name, found in PUBLIC.items() if isinstance(found, (Kernel, CustomOp))}
+MODULES = [m.name for m in pkgutil.walk_packages(tilekern.kernels.__path__, "tilekern.kernels.")]
+KERNELS = {
+    kernel.signature.name: kernel
+    for module in MODULES
+    for kernel in vars(importlib.import_module(module)).values()
+    if isinstance(kernel, (Kernel, CustomOp))
+}
 
 
 def numbers_of(function: Callable[..., Any]) -> list[str]:

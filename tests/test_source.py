@@ -15,7 +15,7 @@ import pytest
 import tilekern
 from tests.lang.checks import marked_line
 from tilekern import source
-from tilekern.kernels import flash_attention as flash_attention  # it registers its files
+from tilekern.kernels.flash_attention import flash_attention as flash_attention  # it registers its files
 from tilekern.lower.triton.emit.names import assigned
 from tilekern.source import UNKNOWN, Loc
 

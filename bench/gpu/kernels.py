@@ -32,27 +32,44 @@ from tilekern.kernels import (
     softmax,
     swiglu,
 )
+from tilekern.kernels.adamw_step import reference as adamw_step_reference
 from tilekern.kernels.adamw_step.cases import CASES as WEIGHTS
+from tilekern.kernels.causal_conv1d import reference as causal_conv1d_reference
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
 from tilekern.kernels.cross_entropy.reference import reference_with_logsumexp as losses_with_logsumexp
+from tilekern.kernels.distillation import reference as distillation_reference
 from tilekern.kernels.distillation.cases import CASES as DISTILLATIONS
 from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
 from tilekern.kernels.flash_attention.cases import Case as Attention
 from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as attention_with_logsumexp
+from tilekern.kernels.gated_delta_rule import reference as gated_delta_rule_reference
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
+from tilekern.kernels.group_norm import reference as group_norm_reference
 from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
 from tilekern.kernels.group_norm.cases import LARGE as LARGE_GROUPS
+from tilekern.kernels.layer_norm import reference as layer_norm_reference
 from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
+from tilekern.kernels.linear_attention import reference as linear_attention_reference
 from tilekern.kernels.linear_attention.cases import CASES as LINEAR_ATTENTIONS
+from tilekern.kernels.matmul import reference as matmul_reference
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
+from tilekern.kernels.paged_attention import reference as paged_attention_reference
 from tilekern.kernels.paged_attention.cases import CASES as CACHES
+from tilekern.kernels.ragged_dot import fused_ragged_dot, fused_reference
+from tilekern.kernels.ragged_dot import reference as ragged_dot_reference
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
+from tilekern.kernels.rg_lru import reference as rg_lru_reference
 from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
+from tilekern.kernels.rms_norm import reference as rms_norm_reference
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
+from tilekern.kernels.rope import reference as rope_reference
 from tilekern.kernels.rope.cases import CASES as ROTATIONS
+from tilekern.kernels.selective_scan import reference as selective_scan_reference
 from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
+from tilekern.kernels.softmax import reference as softmax_reference
 from tilekern.kernels.softmax.cases import CASES as SOFTMAXES
+from tilekern.kernels.swiglu import reference as swiglu_reference
 from tilekern.kernels.swiglu.cases import CASES as GATES
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -89,7 +106,7 @@ class Kernel:
 
 def product(x: jax.Array, w: jax.Array, target: str | None = None, **options: int) -> jax.Array:
     """`matmul` as a plain function, which `partial` and processes can handle."""
-    return matmul.matmul(x, w, target=target, **options)
+    return matmul(x, w, target=target, **options)
 
 
 def silu_gate(gate: jax.Array, up: jax.Array) -> jax.Array:
@@ -147,7 +164,7 @@ LARGE_LOSSES = resized(
 )
 KERNELS = {
     "flash_attention": Kernel(
-        partial(flash_attention.flash_attention, return_logsumexp=True),
+        partial(flash_attention, return_logsumexp=True),
         attention_with_logsumexp,
         ATTENTIONS,
         (*resized(ATTENTIONS, {"queries": 300, "keys": 517}, {"queries": 517, "keys": 300, "causal": False}), *WHOLE),
@@ -171,7 +188,7 @@ KERNELS = {
     ),
     "matmul": Kernel(
         product,
-        matmul.reference,
+        matmul_reference,
         PRODUCTS,
         resized(
             PRODUCTS,
@@ -184,30 +201,30 @@ KERNELS = {
         specials=True,
     ),
     "ragged_dot": Kernel(
-        ragged_dot.ragged_dot,
-        ragged_dot.reference,
+        ragged_dot,
+        ragged_dot_reference,
         GROUPS,
         resized(GROUPS, {"rows": 517, "inner": 333, "columns": 301, "groups": 7}, {"rows": 1024, "inner": 512}),
         _columns,
         dtyped=False,
     ),
     "fused_ragged_dot": Kernel(
-        partial(gated_experts, ragged_dot.fused_ragged_dot),
-        partial(gated_experts, ragged_dot.fused_reference),
+        partial(gated_experts, fused_ragged_dot),
+        partial(gated_experts, fused_reference),
         GROUPS,
         resized(GROUPS, {"rows": 517, "inner": 333, "columns": 301, "groups": 7}, {"rows": 1024, "inner": 512}),
         _columns,
         specials=True,
     ),
     "cross_entropy": Kernel(
-        partial(cross_entropy.cross_entropy, return_logsumexp=True),
+        partial(cross_entropy, return_logsumexp=True),
         losses_with_logsumexp,
         LOSSES,
         LARGE_LOSSES,
         _longest_of_loss,
     ),
     "cross_entropy_gradient": Kernel(
-        partial(gradients.of_loss, partial(cross_entropy.cross_entropy, return_logsumexp=True)),
+        partial(gradients.of_loss, partial(cross_entropy, return_logsumexp=True)),
         partial(gradients.of_loss, losses_with_logsumexp),
         LOSSES,
         LARGE_LOSSES,
@@ -215,46 +232,46 @@ KERNELS = {
         factor=3.0,
     ),
     "distillation": Kernel(
-        distillation.distillation,
-        distillation.reference,
+        distillation,
+        distillation_reference,
         DISTILLATIONS,
         resized(DISTILLATIONS, {"tokens": 301, "width": 333, "of_teacher": 77, "vocabulary": 1037}),
         lambda hidden, weight, *teacher: sum(weight.shape),
     ),
     "softmax": Kernel(
-        softmax.softmax,
-        softmax.reference,
+        softmax,
+        softmax_reference,
         SOFTMAXES,
         resized(SOFTMAXES, *ROWS),
         _columns,
         specials=True,
     ),
     "rms_norm": Kernel(
-        rms_norm.rms_norm,
-        rms_norm.reference,
+        rms_norm,
+        rms_norm_reference,
         RMS_NORMS,
         resized(RMS_NORMS, *ROWS),
         _columns,
         specials=True,
     ),
     "layer_norm": Kernel(
-        layer_norm.layer_norm,
-        layer_norm.reference,
+        layer_norm,
+        layer_norm_reference,
         LAYER_NORMS,
         resized(LAYER_NORMS, *ROWS),
         _columns,
         specials=True,
     ),
     "adamw_step": Kernel(
-        partial(stepped, adamw_step.adamw_step),
-        partial(stepped, adamw_step.reference),
+        partial(stepped, adamw_step),
+        partial(stepped, adamw_step_reference),
         WEIGHTS,
         resized(WEIGHTS, {"rows": 301, "columns": 1037}, {"rows": 1024, "columns": 2048, "narrow": True}),
         lambda *arrays: 1,
     ),
     "group_norm": Kernel(
-        group_norm.group_norm,
-        group_norm.reference,
+        group_norm,
+        group_norm_reference,
         GROUP_NORMS,
         (
             *resized(GROUP_NORMS, {"batch": 3, "side": 37, "channels": 130, "num_groups": 13}),
@@ -264,59 +281,59 @@ KERNELS = {
         specials=True,
     ),
     "paged_attention": Kernel(
-        paged_attention.paged_attention,
-        paged_attention.reference,
+        paged_attention,
+        paged_attention_reference,
         CACHES,
         resized(CACHES, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "keys": 1537, "window": 700}),
         lambda query, pages, lengths, table: query.shape[2] + table.shape[1] * pages.shape[1],
     ),
     "swiglu": Kernel(
-        swiglu.swiglu,
-        swiglu.reference,
+        swiglu,
+        swiglu_reference,
         GATES,
         resized(GATES, *ROWS),
         lambda *arrays: 1,
         specials=True,
     ),
     "rope": Kernel(
-        rope.rope,
-        rope.reference,
+        rope,
+        rope_reference,
         ROTATIONS,
         resized(ROTATIONS, {"length": 301, "heads": 11}),
         lambda *arrays: 1,
         specials=True,
     ),
     "linear_attention": Kernel(
-        linear_attention.linear_attention,
-        linear_attention.reference,
+        linear_attention,
+        linear_attention_reference,
         LINEAR_ATTENTIONS,
         resized(LINEAR_ATTENTIONS, *TOKENS),
         _tokens_and_depth,
     ),
     "gated_delta_rule": Kernel(
-        gated_delta_rule.gated_delta_rule,
-        gated_delta_rule.reference,
+        gated_delta_rule,
+        gated_delta_rule_reference,
         DELTA_RULES,
         resized(DELTA_RULES, *TOKENS),
         _tokens_and_depth,
     ),
     "rg_lru": Kernel(
-        rg_lru.rg_lru,
-        rg_lru.reference,
+        rg_lru,
+        rg_lru_reference,
         GATED_UNITS,
         resized(GATED_UNITS, {"tokens": 301, "channels": 1037}, {"tokens": 512, "batch": 2}),
         lambda x, *unused: x.shape[1],
     ),
     "selective_scan": Kernel(
-        selective_scan.selective_scan,
-        selective_scan.reference,
+        selective_scan,
+        selective_scan_reference,
         SELECTIVE_SCANS,
         resized(SELECTIVE_SCANS, {"tokens": 301, "channels": 1037, "states": 13}, {"tokens": 512, "batch": 2}),
         lambda x, delta, a, *unused: x.shape[1] + a.shape[1],
     ),
     "causal_conv1d": Kernel(
-        causal_conv1d.causal_conv1d,
-        causal_conv1d.reference,
+        causal_conv1d,
+        causal_conv1d_reference,
         CONVOLUTIONS,
         resized(CONVOLUTIONS, {"tokens": 301, "channels": 1037}, {"taps": 2, "tokens": 67, "batch": 3}),
         lambda x, weight, *unused: weight.shape[0] + 1,

@@ -25,7 +25,11 @@ from bench.gpu.warp_specialised import GLUON
 from bench.timing import dispatch_medians
 from tilekern.kernels import cross_entropy, flash_attention, layer_norm, ragged_dot, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
+from tilekern.kernels.layer_norm import reference as layer_norm_reference
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
+from tilekern.kernels.rms_norm import reference as rms_norm_reference
+from tilekern.kernels.rope import reference as rope_reference
+from tilekern.kernels.swiglu import reference as swiglu_reference
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.target import Target
 
@@ -208,7 +212,7 @@ def attention(length: int, width: int, causal: bool) -> Comparison:
     aimed = width == 128 and length >= 4096
     return Comparison(
         f"attention d{width} s{length} {'causal' if causal else 'full'}",
-        partial(flash_attention.flash_attention, causal=causal),
+        partial(flash_attention, causal=causal),
         partial(attention_arrays, length=length, width=width),
         partial(peers.attention, causal=causal),
         attention_flops(length, causal),
@@ -229,7 +233,7 @@ def attention_gradient(length: int, width: int, causal: bool) -> Comparison:
     forward = attention(length, width, causal)
     return Comparison(
         f"{forward.name} gradient",
-        partial(loss_gradients, partial(flash_attention.flash_attention, causal=causal)),
+        partial(loss_gradients, partial(flash_attention, causal=causal)),
         partial(gradient_arrays, length=length, width=width),
         partial(peers.attention_gradient, causal=causal),
         3.5 * forward.flops,
@@ -273,13 +277,13 @@ def against_xla(name: str, ours: Any, theirs: Any, *shapes: tuple[int, ...], aim
 def rows() -> list[Comparison]:
     """Memory-bound kernels of rows: rows that fit a tile, then longer ones."""
     wide, long = (16384, 4096), (1024, 50257)
-    softmaxes = [against_xla("softmax", softmax.softmax, jax.nn.softmax, shape) for shape in (wide, long)]
+    softmaxes = [against_xla("softmax", softmax, jax.nn.softmax, shape) for shape in (wide, long)]
     return [
         softmaxes[0],
-        against_xla("rms_norm", rms_norm.rms_norm, rms_norm.reference, wide, wide[1:]),
-        against_xla("layer_norm", layer_norm.layer_norm, layer_norm.reference, wide, wide[1:], wide[1:]),
-        against_xla("swiglu", swiglu.swiglu, swiglu.reference, (8192, 14336), (8192, 14336)),
-        against_xla("rope", rope.rope, rope.reference, (4, 4096, 32, 128)),
+        against_xla("rms_norm", rms_norm, rms_norm_reference, wide, wide[1:]),
+        against_xla("layer_norm", layer_norm, layer_norm_reference, wide, wide[1:], wide[1:]),
+        against_xla("swiglu", swiglu, swiglu_reference, (8192, 14336), (8192, 14336)),
+        against_xla("rope", rope, rope_reference, (4, 4096, 32, 128)),
         softmaxes[1],
     ]
 
@@ -302,21 +306,21 @@ def others() -> list[Comparison]:
     return [
         Comparison(
             f"ragged_dot {groups.name}",
-            ragged_dot.ragged_dot,
+            ragged_dot,
             partial(groups.arrays, dtype=jnp.bfloat16),
             partial(peers.xla, jax.lax.ragged_dot),
             2.0 * groups.rows * groups.inner * groups.columns,
         ),
         Comparison(
             f"cross_entropy {loss.name}",
-            cross_entropy.cross_entropy,
+            cross_entropy,
             partial(loss.arrays, dtype=jnp.bfloat16),
             partial(peers.xla, naive_cross_entropy),
             2.0 * loss.tokens * loss.width * loss.vocabulary,
         ),
         Comparison(
             f"cross_entropy {loss.name} gradient",
-            partial(mean_gradients, cross_entropy.cross_entropy),
+            partial(mean_gradients, cross_entropy),
             partial(loss.arrays, dtype=jnp.bfloat16),
             partial(peers.xla, partial(mean_gradients, naive_cross_entropy)),
             6.0 * loss.tokens * loss.width * loss.vocabulary,

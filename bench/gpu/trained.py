@@ -15,12 +15,18 @@ from bench.gpu import kernels
 from bench.gpu.gradients import pulled, with_gradients
 from bench.gpu.kernels import ROWS, TOKENS, Kernel, resized
 from tilekern.distributed import moe
-from tilekern.kernels import distillation, matmul, ragged_dot, rms_norm, rope
+from tilekern.kernels import distillation, ragged_dot
+from tilekern.kernels.distillation import reference as distillation_reference
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
+from tilekern.kernels.matmul import fused_matmul, fused_reference, symmetric_matmul, symmetric_reference
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
+from tilekern.kernels.ragged_dot import contracting_reference, ragged_contracting_dot, scaled_reference
+from tilekern.kernels.ragged_dot import reference as ragged_dot_reference
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
 from tilekern.kernels.ragged_dot.cases import SCALED_CASES, ScaledCase
+from tilekern.kernels.rms_norm import add_reference, add_rms_norm
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
+from tilekern.kernels.rope import normed_reference, rms_norm_rope
 from tilekern.kernels.rope.cases import CASES as ROTATIONS
 
 Arrays = list[jax.Array]
@@ -141,29 +147,29 @@ LARGE_PRODUCTS = resized(
 )
 FUSED = {
     "fused_matmul": Kernel(
-        partial(matmul.fused_matmul, epilogue=gelu_of_sum),
-        partial(matmul.fused_reference, epilogue=gelu_of_sum),
+        partial(fused_matmul, epilogue=gelu_of_sum),
+        partial(fused_reference, epilogue=gelu_of_sum),
         derived_cases(with_bias, PRODUCTS[:4]),
         derived_cases(with_bias, LARGE_PRODUCTS),
         lambda x, *unused: x.shape[-1],
     ),
     "symmetric_matmul": Kernel(
-        partial(matmul.symmetric_matmul, scale=-0.5, scale_added=2.0),
-        partial(matmul.symmetric_reference, scale=-0.5, scale_added=2.0),
+        partial(symmetric_matmul, scale=-0.5, scale_added=2.0),
+        partial(symmetric_reference, scale=-0.5, scale_added=2.0),
         derived_cases(_with_square, PRODUCTS[:2]),
         derived_cases(_with_square, LARGE_PRODUCTS),
         lambda x, *unused: x.shape[-1],
     ),
     "add_rms_norm": Kernel(
-        rms_norm.add_rms_norm,
-        rms_norm.add_reference,
+        add_rms_norm,
+        add_reference,
         derived_cases(_with_residual, RMS_NORMS[:3]),
         derived_cases(_with_residual, resized(RMS_NORMS, *ROWS)),
         lambda x, *unused: x.shape[-1],
     ),
     "rms_norm_rope": Kernel(
-        rope.rms_norm_rope,
-        rope.normed_reference,
+        rms_norm_rope,
+        normed_reference,
         derived_cases(_with_weight, ROTATIONS[:2], ("theta",)),
         derived_cases(_with_weight, resized(ROTATIONS, {"length": 301, "heads": 11}), ("theta",)),
         lambda x, *unused: x.shape[-1],
@@ -223,7 +229,7 @@ def scaled_definition(*arrays: Any, dtype: Any = None) -> jax.Array:
     exact = scale.dtype == jnp.float64
     wide = scale.dtype if exact or dtype is None else dtype
     out = scale.dtype if exact else jnp.bfloat16
-    return by_scales(ragged_dot.scaled_reference, *arrays, dtype=wide, out_dtype=out)
+    return by_scales(scaled_reference, *arrays, dtype=wide, out_dtype=out)
 
 
 def large_scaled() -> tuple[ScaledCase, ...]:
@@ -237,29 +243,29 @@ def large_scaled() -> tuple[ScaledCase, ...]:
 
 GROUPED = {
     "ragged_contracting_dot": Kernel(
-        ragged_dot.ragged_contracting_dot,
-        ragged_dot.contracting_reference,
+        ragged_contracting_dot,
+        contracting_reference,
         (),
         derived_cases(_contracting, resized(GROUPS, *SMALL_GROUPS)),
         lambda lhs, *unused: lhs.shape[0],
         dtyped=False,
     ),
     "ragged_dot accumulate": Kernel(
-        partial(added_to, ragged_dot.ragged_dot),
-        partial(sum_with, ragged_dot.reference),
+        partial(added_to, ragged_dot),
+        partial(sum_with, ragged_dot_reference),
         (),
         derived_cases(_with_total, resized(GROUPS, *SMALL_GROUPS)),
         lambda total, lhs, *unused: lhs.shape[1],
     ),
     "ragged_contracting_dot accumulate": Kernel(
-        partial(added_to, ragged_dot.ragged_contracting_dot),
-        partial(sum_with, ragged_dot.contracting_reference),
+        partial(added_to, ragged_contracting_dot),
+        partial(sum_with, contracting_reference),
         (),
         derived_cases(_contracting_with_total, resized(GROUPS, *SMALL_GROUPS)),
         lambda total, lhs, *unused: lhs.shape[0],
     ),
     "ragged_dot scales": Kernel(
-        partial(by_scales, ragged_dot.ragged_dot),
+        partial(by_scales, ragged_dot),
         scaled_definition,
         (),
         derived_cases(flat, large_scaled()),
@@ -317,8 +323,8 @@ KERNELS = {
     "distillation_gradient": replace(
         FORWARD["distillation"],
         cases=(),
-        call=partial(of_student, distillation.distillation),
-        reference=partial(of_student, distillation.reference),
+        call=partial(of_student, distillation),
+        reference=partial(of_student, distillation_reference),
         length=lambda hidden, weight, *teacher: sum(weight.shape) + hidden.shape[0],
         factor=3.0,
         dtypes=WIDE,

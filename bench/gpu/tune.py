@@ -15,8 +15,9 @@ from bench.gpu import peers
 from bench.gpu.peers import Peer
 from bench.gpu.speed import Comparison, attention, attention_gradient, product
 from bench.gpu.warp_specialised import GLUON, has_gluon
-from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.matmul import matmul
 from tilekern.lower.triton.compile.toolchain import has_clusters
 

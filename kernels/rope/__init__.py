@@ -1,8 +1,10 @@
 """Rotary position embedding: `rope(x)`, and `rms_norm_rope(x, weight)` of normalised heads."""
 
+from tilekern.kernels.conventions import moved
 from tilekern.kernels.rope.api import rope
-from tilekern.kernels.rope.kernel import rope_forward
-from tilekern.kernels.rope.normed import rms_norm_rope, rms_norm_rope_forward
+from tilekern.kernels.rope.normed import rms_norm_rope
 from tilekern.kernels.rope.reference import normed_reference, reference
 
-__all__ = ["normed_reference", "reference", "rms_norm_rope", "rms_norm_rope_forward", "rope", "rope_forward"]
+__all__ = ["normed_reference", "reference", "rms_norm_rope", "rope"]
+
+__getattr__ = moved(__name__, rms_norm_rope_forward="normed", rope_forward="kernel")

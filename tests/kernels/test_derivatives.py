@@ -13,9 +13,22 @@ import numpy as np
 import pytest
 from jax import lax
 
+import tilekern.kernels
 from tests.kernels.programs import arrays_of, calls, equations
-from tilekern.kernels import group_norm, layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import group_norm, layer_norm, matmul, rms_norm, rope, softmax, swiglu
+from tilekern.kernels.group_norm import reference as group_norm_reference
+from tilekern.kernels.layer_norm import reference as layer_norm_reference
+from tilekern.kernels.matmul import fused_matmul, fused_reference
+from tilekern.kernels.matmul import reference as matmul_reference
 from tilekern.kernels.norms import norm_backward
+from tilekern.kernels.ragged_dot import contracting_reference
+from tilekern.kernels.ragged_dot import reference as ragged_dot_reference
+from tilekern.kernels.rms_norm import add_reference, add_rms_norm
+from tilekern.kernels.rms_norm import reference as rms_norm_reference
+from tilekern.kernels.rope import normed_reference, rms_norm_rope
+from tilekern.kernels.rope import reference as rope_reference
+from tilekern.kernels.softmax import reference as softmax_reference
+from tilekern.kernels.swiglu import reference as swiglu_reference
 from tilekern.testing import assert_close, in_float64
 
 ROWS, COLUMNS = 21, 50
@@ -71,7 +84,7 @@ def turned(x: Any, frequencies: Any, *, rotate: Callable[..., Any], **keywords: 
 def product(x: Any, w: Any, *, dtype: Any = None, transpose_lhs: bool = False, transpose_rhs: bool = False) -> Any:
     """The definition of matmul with transposed operands; in any `dtype` it accumulates as matmul does."""
     del dtype
-    return matmul.reference(x.mT if transpose_lhs else x, w.mT if transpose_rhs else w)
+    return matmul_reference(x.mT if transpose_lhs else x, w.mT if transpose_rhs else w)
 
 
 def grouped(lhs: Any, rhs: Any, *, of: Callable[..., Any], **keywords: Any) -> Any:
@@ -82,8 +95,8 @@ def grouped(lhs: Any, rhs: Any, *, of: Callable[..., Any], **keywords: Any) -> A
 
 def differentiated_groups(name: str, *shapes: tuple[int, ...], **keywords: Any) -> Differentiated:
     """A function of `ragged_dot` and its definition."""
-    definition = ragged_dot.reference if name == "ragged_dot" else ragged_dot.contracting_reference
-    ours, theirs = (partial(grouped, of=f) for f in (getattr(ragged_dot, name), definition))
+    definition = ragged_dot_reference if name == "ragged_dot" else contracting_reference
+    ours, theirs = (partial(grouped, of=f) for f in (getattr(tilekern.kernels, name), definition))
     return Differentiated(ours, theirs, shapes, keywords)
 
 
@@ -99,51 +112,45 @@ def gated(product: Any, bias: Any, gate: Any) -> Any:
 
 LEFT, RIGHT = ((13, 21), (21, 21))
 KERNELS = {
-    "rms_norm": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX, VECTOR), {"offset": 1.0, "eps": 0.1}),
-    "rms_norm_plain": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX,)),
+    "rms_norm": Differentiated(rms_norm, rms_norm_reference, (MATRIX, VECTOR), {"offset": 1.0, "eps": 0.1}),
+    "rms_norm_plain": Differentiated(rms_norm, rms_norm_reference, (MATRIX,)),
     "add_rms_norm": Differentiated(
-        partial(added, of=rms_norm.add_rms_norm), partial(added, of=rms_norm.add_reference), (MATRIX, MATRIX, VECTOR)
+        partial(added, of=add_rms_norm), partial(added, of=add_reference), (MATRIX, MATRIX, VECTOR)
     ),
-    "layer_norm": Differentiated(layer_norm.layer_norm, layer_norm.reference, (MATRIX, VECTOR, VECTOR)),
-    "layer_norm_plain": Differentiated(layer_norm.layer_norm, layer_norm.reference, (MATRIX,), {"eps": 0.1}),
+    "layer_norm": Differentiated(layer_norm, layer_norm_reference, (MATRIX, VECTOR, VECTOR)),
+    "layer_norm_plain": Differentiated(layer_norm, layer_norm_reference, (MATRIX,), {"eps": 0.1}),
     "group_norm": Differentiated(
-        group_norm.group_norm,
-        group_norm.reference,
+        group_norm,
+        group_norm_reference,
         (IMAGES, CHANNELS, CHANNELS),
         {"num_groups": 3, "activation": "silu"},
     ),
-    "group_norm_plain": Differentiated(
-        group_norm.group_norm, group_norm.reference, (IMAGES,), {"group_size": 1, "eps": 0.1}
-    ),
-    "softmax": Differentiated(softmax.softmax, softmax.reference, (MATRIX,)),
-    "softmax_axis": Differentiated(softmax.softmax, softmax.reference, ((3, 5, 7),), {"axis": 1}),
-    "swiglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX)),
-    "geglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "gelu"}),
-    "geglu_tanh": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "gelu_tanh"}),
-    "reglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "relu"}),
-    "matmul": Differentiated(matmul.matmul, product, (LEFT, RIGHT)),
-    "matmul_tn": Differentiated(matmul.matmul, product, (LEFT[::-1], RIGHT), {"transpose_lhs": True}),
-    "matmul_nt": Differentiated(matmul.matmul, product, (LEFT, RIGHT[::-1]), {"transpose_rhs": True}),
+    "group_norm_plain": Differentiated(group_norm, group_norm_reference, (IMAGES,), {"group_size": 1, "eps": 0.1}),
+    "softmax": Differentiated(softmax, softmax_reference, (MATRIX,)),
+    "softmax_axis": Differentiated(softmax, softmax_reference, ((3, 5, 7),), {"axis": 1}),
+    "swiglu": Differentiated(swiglu, swiglu_reference, (MATRIX, MATRIX)),
+    "geglu": Differentiated(swiglu, swiglu_reference, (MATRIX, MATRIX), {"activation": "gelu"}),
+    "geglu_tanh": Differentiated(swiglu, swiglu_reference, (MATRIX, MATRIX), {"activation": "gelu_tanh"}),
+    "reglu": Differentiated(swiglu, swiglu_reference, (MATRIX, MATRIX), {"activation": "relu"}),
+    "matmul": Differentiated(matmul, product, (LEFT, RIGHT)),
+    "matmul_tn": Differentiated(matmul, product, (LEFT[::-1], RIGHT), {"transpose_lhs": True}),
+    "matmul_nt": Differentiated(matmul, product, (LEFT, RIGHT[::-1]), {"transpose_rhs": True}),
     "matmul_tt": Differentiated(
-        matmul.matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_lhs": True, "transpose_rhs": True}
+        matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_lhs": True, "transpose_rhs": True}
     ),
-    "fused_matmul": Differentiated(
-        matmul.fused_matmul, matmul.fused_reference, (LEFT, RIGHT, RIGHT[1:], LEFT), {"epilogue": gated}
-    ),
-    "matmul_batches": Differentiated(matmul.matmul, product, ((2, 1, 5, 6), (3, 6, 4))),
+    "fused_matmul": Differentiated(fused_matmul, fused_reference, (LEFT, RIGHT, RIGHT[1:], LEFT), {"epilogue": gated}),
+    "matmul_batches": Differentiated(matmul, product, ((2, 1, 5, 6), (3, 6, 4))),
     "fused_matmul_batches": Differentiated(
-        matmul.fused_matmul, matmul.fused_reference, ((2, 1, 5, 6), (3, 6, 4), (4,), (3, 1, 1)), {"epilogue": gated}
+        fused_matmul, fused_reference, ((2, 1, 5, 6), (3, 6, 4), (4,), (3, 1, 1)), {"epilogue": gated}
     ),
     "ragged_dot": differentiated_groups("ragged_dot", (11, 6), (4, 6, 6)),
     "ragged_dot_nt": differentiated_groups("ragged_dot", (11, 6), (4, 9, 6), transpose_rhs=True),
     "ragged_contracting_dot": differentiated_groups("ragged_contracting_dot", (11, 6), (11, 9)),
     "rms_norm_rope": Differentiated(
-        rope.rms_norm_rope, rope.normed_reference, ((2, 7, 3, 10), (10,)), {"offset": 1.0, "eps": 0.1}
+        rms_norm_rope, normed_reference, ((2, 7, 3, 10), (10,)), {"offset": 1.0, "eps": 0.1}
     ),
-    "rope": Differentiated(
-        partial(turned, rotate=rope.rope), partial(turned, rotate=rope.reference), ((2, 7, 3, 10), (5,))
-    ),
-    "rope_interleaved": Differentiated(rope.rope, rope.reference, ((7, 3, 10),), {"interleaved": True, "theta": 50.0}),
+    "rope": Differentiated(partial(turned, rotate=rope), partial(turned, rotate=rope_reference), ((2, 7, 3, 10), (5,))),
+    "rope_interleaved": Differentiated(rope, rope_reference, ((7, 3, 10),), {"interleaved": True, "theta": 50.0}),
 }
 ROW_KERNELS = ("rms_norm", "layer_norm", "softmax", "swiglu")
 every_kernel = pytest.mark.parametrize("name", KERNELS)
@@ -206,7 +213,7 @@ def check_norm(columns: int, tiles: int, centered: bool) -> None:
     )  # fmt: skip
     found = [f for f in jax.jit(backward, compiler_options=QUICK)(x, weight, cotangent) if f is not None]
     others = (weight, jnp.zeros_like(weight)) if centered else (weight,)
-    naive = partial(layer_norm.reference if centered else rms_norm.reference, eps=0.0)
+    naive = partial(layer_norm_reference if centered else rms_norm_reference, eps=0.0)
     oracle = in_float64(partial(pulled, naive), x, *others, cotangent)
     low = jax.jit(partial(pulled, naive), compiler_options=QUICK)(x, *others, cotangent)
     for f, o, n in zip(found, oracle, low, strict=True):
@@ -338,7 +345,7 @@ def test_checkpoints_may_save_the_softmax(names: tuple[str, ...], forwards: int)
     policy = jax.checkpoint_policies.save_only_these_names(*names)
 
     def layer(x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(softmax.softmax(jnp.sin(x))))
+        return jnp.sum(jnp.sin(softmax(jnp.sin(x))))
 
     saving = jax.grad(jax.checkpoint(layer, policy=policy))
     assert calls(jax.make_jaxpr(saving)(jnp.ones(MATRIX)).jaxpr, "softmax_forward") == forwards
@@ -375,7 +382,7 @@ def test_gradients_are_the_same_bits_each_time(target: str) -> None:
     x, weight, bias, cotangent = (
         random.standard_normal(s, np.float32) for s in ((999, 130), (130,), (130,), (999, 130))
     )
-    run = jax.jit(partial(pulled, partial(layer_norm.layer_norm, target=target)))
+    run = jax.jit(partial(pulled, partial(layer_norm, target=target)))
     first = run(x, weight, bias, cotangent)
     for _ in range(5):
         for a, b in zip(first, run(x, weight, bias, cotangent), strict=True):

@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention, rg_lru, selective_scan
+from tilekern.kernels.gated_delta_rule.channels import delta_rule_by_channel
+from tilekern.kernels.gated_delta_rule.kernel import gated_delta_rule_forward
+from tilekern.kernels.linear_attention import ssd
 
 BATCH = 2
 
@@ -158,7 +161,7 @@ def _of_selective(tokens: int) -> dict[str, tuple[int, ...]]:
 
 
 def _selective_scan(x: Any, delta: Any, a: Any, b: Any, c: Any, state: Any, **keywords: Any) -> Any:
-    return selective_scan.selective_scan(x, delta, a, b, c, initial_state=state, **keywords)
+    return selective_scan(x, delta, a, b, c, initial_state=state, **keywords)
 
 
 def _several_heads(kernel: Callable[..., Any], *arrays: Any, segment_ids: Any, **blocks: Any) -> Any:
@@ -169,17 +172,13 @@ _DELTA = _of_heads_and("beta")
 _BY_CHANNEL = _of_heads_and("beta", by_channel=True)
 
 RECURRENCES = {
-    "linear_attention": Recurrence(linear_attention.linear_attention, _linear, _of_heads_and()),
-    "ssd": Recurrence(linear_attention.ssd, _ssd, _of_ssd),
-    "gated_delta_rule": Recurrence(gated_delta_rule.gated_delta_rule, _delta, _DELTA),
-    "delta_rule_by_channel": Recurrence(gated_delta_rule.gated_delta_rule, _delta, _BY_CHANNEL),
-    "delta_rule_of_heads": Recurrence(
-        partial(_several_heads, gated_delta_rule.gated_delta_rule_forward), _delta, _DELTA
-    ),
-    "delta_rule_of_heads_by_channel": Recurrence(
-        partial(_several_heads, gated_delta_rule.delta_rule_by_channel), _delta, _BY_CHANNEL
-    ),
-    "causal_conv1d": Recurrence(causal_conv1d.causal_conv1d, _conv, _of_conv),
-    "rg_lru": Recurrence(rg_lru.rg_lru, _gated, _of_gated),
+    "linear_attention": Recurrence(linear_attention, _linear, _of_heads_and()),
+    "ssd": Recurrence(ssd, _ssd, _of_ssd),
+    "gated_delta_rule": Recurrence(gated_delta_rule, _delta, _DELTA),
+    "delta_rule_by_channel": Recurrence(gated_delta_rule, _delta, _BY_CHANNEL),
+    "delta_rule_of_heads": Recurrence(partial(_several_heads, gated_delta_rule_forward), _delta, _DELTA),
+    "delta_rule_of_heads_by_channel": Recurrence(partial(_several_heads, delta_rule_by_channel), _delta, _BY_CHANNEL),
+    "causal_conv1d": Recurrence(causal_conv1d, _conv, _of_conv),
+    "rg_lru": Recurrence(rg_lru, _gated, _of_gated),
     "selective_scan": Recurrence(_selective_scan, _selective, _of_selective),
 }

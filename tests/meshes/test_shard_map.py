@@ -21,7 +21,11 @@ from tests.autodiff.kernels import CASES
 from tests.lang.checks import like_first, numbers
 from tilekern.errors import ArgumentError, CarryError
 from tilekern.kernels import cross_entropy, layer_norm, matmul, ragged_dot
+from tilekern.kernels.cross_entropy import reference as cross_entropy_reference
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.layer_norm import reference as layer_norm_reference
+from tilekern.kernels.matmul import reference as matmul_reference
+from tilekern.kernels.ragged_dot import reference as ragged_dot_reference
 from tilekern.nn import dot_product_attention
 from tilekern.testing import assert_close, in_float64
 
@@ -260,12 +264,15 @@ def test_attention_with_replicated_keys(order: int, check: bool) -> None:
 
 @checks
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("kernel", [layer_norm, matmul], ids=["layer_norm", "matmul"])
-def test_rows_with_replicated_weights(kernel: Any, order: int, check: bool) -> None:
+@pytest.mark.parametrize(
+    ("function", "reference"),
+    [(layer_norm, layer_norm_reference), (matmul, matmul_reference)],
+    ids=["layer_norm", "matmul"],
+)
+def test_rows_with_replicated_weights(function: Any, reference: Any, order: int, check: bool) -> None:
     """Each device has its rows; the gradients of weights are sums over all devices."""
     x = numbers(8, 6) / 10
-    others = (numbers(6) / 10 + 1, numbers(6) / 10) if kernel is layer_norm else (numbers(6, 6) / 30,)
-    function, reference = getattr(kernel, kernel.__name__.rpartition(".")[2]), kernel.reference
+    others = (numbers(6) / 10 + 1, numbers(6) / 10) if function is layer_norm else (numbers(6, 6) / 30,)
     specs = (P("data"), *[P()] * len(others))
 
     def loss(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,10 +301,10 @@ def test_groups_of_rows_with_replicated_matrices(order: int, check: bool) -> Non
         return lambda *a: sum((g**2).sum() for g in jax.grad(first, (0, 1))(*a))
 
     def local(lhs: Any, rhs: Any, sizes: Any) -> Any:
-        return ragged_dot.ragged_dot(lhs, rhs, sizes[0])
+        return ragged_dot(lhs, rhs, sizes[0])
 
     def naive(lhs: Any, rhs: Any) -> Any:
-        each = jax.vmap(ragged_dot.reference, (0, None, 0))(lhs.reshape(4, 4, 3), rhs, sizes)
+        each = jax.vmap(ragged_dot_reference, (0, None, 0))(lhs.reshape(4, 4, 3), rhs, sizes)
         return each.reshape(16, 4)
 
     specs = P("data"), P(), P("data")
@@ -319,9 +326,9 @@ def test_losses_of_tokens_on_each_device(order: int, check: bool) -> None:
         return lambda *a: sum((g**2).sum() for g in jax.grad(first, (0, 1))(*a))
 
     specs = P("data"), P(), P("data")
-    mapped = jax.shard_map(cross_entropy.cross_entropy, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
+    mapped = jax.shard_map(cross_entropy, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
     found = jax.jit(jax.grad(loss(mapped), (0, 1)))(hidden, weight)
-    agree(found, jax.grad(loss(cross_entropy.reference), (0, 1)), hidden, weight, length=24)
+    agree(found, jax.grad(loss(cross_entropy_reference), (0, 1)), hidden, weight, length=24)
 
 
 @checks
@@ -348,24 +355,24 @@ def test_derived_gradients_with_replicated_operands(name: str, order: int, check
 
 @checks
 @pytest.mark.parametrize("divided", [(), (1,), (0, 1)], ids=["none", "second", "both"])
-@pytest.mark.parametrize("kernel", [ragged_dot, cross_entropy], ids=["ragged_dot", "cross_entropy"])
-def test_operands_of_each_device(kernel: Any, divided: tuple[int, ...], check: bool) -> None:
+@pytest.mark.parametrize(
+    ("function", "definition"),
+    [(ragged_dot, ragged_dot_reference), (cross_entropy, cross_entropy_reference)],
+    ids=["ragged_dot", "cross_entropy"],
+)
+def test_operands_of_each_device(function: Any, definition: Any, divided: tuple[int, ...], check: bool) -> None:
     """The second operand is divided, or both, or the integers alone. Replicated ones get sums over devices."""
-    shapes = {ragged_dot: ((6, 3), (2, 3, 4)), cross_entropy: ((6, 3), (3, 7))}[kernel]
+    shapes = {ragged_dot: ((6, 3), (2, 3, 4)), cross_entropy: ((6, 3), (3, 7))}[function]
     pair = [jnp.sin(numbers(*((4,) * (n in divided) + s)) + n) for n, s in enumerate(shapes)]
-    integers = (jnp.arange(8) % 5 if kernel is ragged_dot else jnp.arange(24) % 7).reshape(4, -1)
-    function = getattr(kernel, kernel.__name__.rpartition(".")[2])
+    integers = (jnp.arange(8) % 5 if function is ragged_dot else jnp.arange(24) % 7).reshape(4, -1)
 
     def local(a: Any, b: Any, c: Any) -> Any:
         a, b = (x[0] if n in divided else x for n, x in enumerate((a, b)))
         return function(a, b, c[0])[None]
 
-    def reference(*operands: Any) -> Any:
-        return kernel.reference(*operands)
-
     specs = *(P("data") if n in divided else P() for n in range(2)), P("data")
     mapped = jax.shard_map(local, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
-    naive = jax.vmap(reference, (*(0 if n in divided else None for n in range(2)), 0))
+    naive = jax.vmap(definition, (*(0 if n in divided else None for n in range(2)), 0))
     found, wanted = (jax.grad(lambda a, b, f=f: (f(a, b, integers) ** 2).sum(), (0, 1)) for f in (mapped, naive))
     agree(jax.jit(found)(*pair), wanted, *pair, length=48)
 

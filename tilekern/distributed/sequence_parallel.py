@@ -16,7 +16,8 @@ from tilekern.distributed.axes import axis_size
 from tilekern.distributed.ring import Layout, Marks, Ring, attend
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import scale_of_scores, sinks_of_heads, softcap_of_scores
-from tilekern.kernels.flash_attention import Config, checks, flash_attention
+from tilekern.kernels.flash_attention import checks, flash_attention
+from tilekern.kernels.flash_attention.arguments import Config
 
 hide_frames(__file__)
 

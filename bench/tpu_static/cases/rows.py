@@ -11,14 +11,17 @@ import jax.numpy as jnp
 
 from bench.tpu_static.cases.case import Case
 from bench.tpu_static.cases.measured import Measured, types, with_gradient
-from tilekern.kernels import group_norm, rms_norm, rope
+from tilekern.kernels import group_norm, rms_norm
 from tilekern.kernels.adamw_step import adamw_step
 from tilekern.kernels.adamw_step import reference as adamw_reference
 from tilekern.kernels.adamw_step.cases import CASES as STEPS
+from tilekern.kernels.group_norm import reference as group_norm_reference
 from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
 from tilekern.kernels.group_norm.cases import LARGE
 from tilekern.kernels.group_norm.cases import Case as GroupNorm
+from tilekern.kernels.rms_norm import add_reference, add_rms_norm
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
+from tilekern.kernels.rope import normed_reference, rms_norm_rope
 from tilekern.kernels.rope.cases import CASES as ROPES
 from tilekern.kernels.softmax import softmax
 
@@ -35,7 +38,7 @@ def _softmax(n: int) -> Measured:
 
 def _rms_norm(n: int) -> Measured:
     arrays = jax.ShapeDtypeStruct((n, n), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.float32)
-    return Measured(f"rms_norm {n}", rms_norm.rms_norm, lambda: arrays, {"xla": _rms_norm_by_xla})
+    return Measured(f"rms_norm {n}", rms_norm, lambda: arrays, {"xla": _rms_norm_by_xla})
 
 
 def _rms_norm_by_xla(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -46,8 +49,8 @@ def _add_rms_norm() -> tuple[Measured, Measured]:
     case = _named(RMS_NORMS, "llama3_8b")
     x = jax.ShapeDtypeStruct((case.rows, case.columns), jnp.bfloat16)
     arrays = x, x, jax.ShapeDtypeStruct((case.columns,), jnp.bfloat16)
-    formula = partial(rms_norm.add_reference, **case.keywords)
-    function = partial(rms_norm.add_rms_norm, **case.keywords)
+    formula = partial(add_reference, **case.keywords)
+    function = partial(add_rms_norm, **case.keywords)
     return with_gradient(Measured(f"add_rms_norm {case.name}", function, lambda: arrays, {"xla": formula}), (0, 1, 2))
 
 
@@ -55,15 +58,15 @@ def _rms_norm_rope() -> tuple[Measured, Measured]:
     case = _named(ROPES, "llama3_8b_queries")
     x = jax.ShapeDtypeStruct((1, case.length, case.heads, case.width), jnp.bfloat16)
     arrays = x, jax.ShapeDtypeStruct((case.width,), jnp.bfloat16)
-    formula = partial(rope.normed_reference, theta=case.theta)
-    function = partial(rope.rms_norm_rope, theta=case.theta)
+    formula = partial(normed_reference, theta=case.theta)
+    function = partial(rms_norm_rope, theta=case.theta)
     return with_gradient(Measured(f"rms_norm_rope {case.name}", function, lambda: arrays, {"xla": formula}), (0, 1))
 
 
 def _group_norm(case: GroupNorm) -> tuple[Measured, Measured]:
     arrays = types(lambda: case.arrays(jax.random.key(0), jnp.bfloat16))
-    formula = partial(group_norm.reference, **case.keywords)
-    function = partial(group_norm.group_norm, **case.keywords)
+    formula = partial(group_norm_reference, **case.keywords)
+    function = partial(group_norm, **case.keywords)
     return with_gradient(Measured(f"group_norm {case.name}", function, arrays, {"xla": formula}), (0, 1, 2))
 
 

@@ -10,8 +10,9 @@ import pytest
 import tilekern as tk
 from tests.kernels.recurrences import check, check_gradients, packed, runs
 from tilekern.errors import ArgumentError
-from tilekern.kernels.causal_conv1d import causal_conv1d, causal_conv1d_forward, reference
+from tilekern.kernels.causal_conv1d import causal_conv1d, reference
 from tilekern.kernels.causal_conv1d.cases import CASES, Case
+from tilekern.kernels.causal_conv1d.kernel import causal_conv1d_forward
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 BLOCKS = {"block_t": 8, "block_c": 8}

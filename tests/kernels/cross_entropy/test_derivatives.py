@@ -13,8 +13,9 @@ import pytest
 from jax import lax
 
 from tests.kernels.programs import arrays_of, calls
-from tilekern.kernels.cross_entropy import cross_entropy, cross_entropy_forward
+from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.cross_entropy.derivatives import Options, cross_entropy_backward
+from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 from tilekern.kernels.cross_entropy.reference import reference_with_logsumexp as reference
 from tilekern.testing import assert_close, in_float64
 

@@ -13,8 +13,9 @@ import tilekern as tk
 from tests.lower.library import family_of
 from tilekern.errors import ArgumentError
 from tilekern.ir.control import Fold
-from tilekern.kernels.cross_entropy import cross_entropy, cross_entropy_forward, cross_entropy_parts
+from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.cross_entropy.cases import CASES, Case
+from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward, cross_entropy_parts
 from tilekern.kernels.cross_entropy.reference import reference_with_logsumexp as reference
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import resolve

@@ -13,8 +13,9 @@ import pytest
 
 from tests.kernels.cross_entropy.test_derivatives import QUICK
 from tests.kernels.programs import arrays_of, calls
-from tilekern.kernels.distillation import distillation, distillation_forward, reference
+from tilekern.kernels.distillation import distillation, reference
 from tilekern.kernels.distillation.derivatives import distillation_backward
+from tilekern.kernels.distillation.kernel import distillation_forward
 from tilekern.kernels.distillation.options import Options
 from tilekern.testing import assert_close, in_float64
 

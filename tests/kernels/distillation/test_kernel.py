@@ -18,8 +18,9 @@ import tilekern as tk
 from tests.lower.library import family_of
 from tilekern.errors import ArgumentError
 from tilekern.ir.control import Fold
-from tilekern.kernels.distillation import distillation, distillation_forward, distillation_parts, reference
+from tilekern.kernels.distillation import distillation, reference
 from tilekern.kernels.distillation.cases import CASES, Case
+from tilekern.kernels.distillation.kernel import distillation_forward, distillation_parts
 from tilekern.kernels.distillation.options import Options
 from tilekern.lower.target import resolve
 from tilekern.testing import arrays, assert_close, in_float64, lengths

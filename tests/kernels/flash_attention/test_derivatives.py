@@ -11,9 +11,10 @@ import pytest
 from jax.tree_util import Partial
 
 import tilekern as tk
-from tilekern.kernels.flash_attention import flash_attention, flash_attention_forward, schedules
+from tilekern.kernels.flash_attention import flash_attention, schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.derivatives import flash_attention_backward
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 
 BLOCKS = {"block_q": 8, "block_k": 16, "backward_block_q": 16, "backward_block_k": 8}

@@ -18,9 +18,10 @@ from tilekern.ir.core import Func
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.text import to_text
 from tilekern.ir.types import BOOL
-from tilekern.kernels.flash_attention import flash_attention, flash_attention_forward
+from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.cases import CASES, Case
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.flash_attention.reference import reference_with_logsumexp as reference
 from tilekern.testing import assert_close, in_float64
 

@@ -10,14 +10,11 @@ import pytest
 import tilekern as tk
 from tests.kernels.recurrences import check, check_gradients, packed
 from tilekern.errors import ArgumentError
-from tilekern.kernels.gated_delta_rule import (
-    delta_rule_by_channel,
-    gated_delta_rule,
-    gated_delta_rule_forward,
-    reference,
-)
+from tilekern.kernels.gated_delta_rule import gated_delta_rule, reference
 from tilekern.kernels.gated_delta_rule.cases import CASES, Case
+from tilekern.kernels.gated_delta_rule.channels import delta_rule_by_channel
 from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse, unit_lower_inverses
+from tilekern.kernels.gated_delta_rule.kernel import gated_delta_rule_forward
 from tilekern.testing import assert_close, in_float64
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

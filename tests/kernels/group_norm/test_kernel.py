@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.kernels.programs import arrays_of
 from tilekern.errors import ArgumentError
-from tilekern.kernels.group_norm import api, group_norm, group_norm_forward, reference
+from tilekern.kernels.group_norm import api, group_norm, reference
 from tilekern.kernels.group_norm.cases import CASES, LARGE, Case
+from tilekern.kernels.group_norm.kernel import group_norm_forward
 from tilekern.kernels.group_norm.parts import group_norm_moments
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 

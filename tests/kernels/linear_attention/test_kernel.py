@@ -10,8 +10,9 @@ import pytest
 import tilekern as tk
 from tests.kernels.recurrences import check, check_gradients, packed, runs
 from tilekern.errors import ArgumentError
-from tilekern.kernels.linear_attention import linear_attention, linear_attention_forward, reference
+from tilekern.kernels.linear_attention import linear_attention, reference
 from tilekern.kernels.linear_attention.cases import CASES, Case
+from tilekern.kernels.linear_attention.kernel import linear_attention_forward
 from tilekern.testing import assert_close, in_float64
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.matmul import fused_matmul, fused_matmul_forward, fused_reference, matmul
+from tilekern.kernels.matmul import fused_matmul, fused_reference, matmul
+from tilekern.kernels.matmul.fused import fused_matmul_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.kernels.programs import arrays_of, calls
 from tilekern.errors import ArgumentError
-from tilekern.kernels.matmul import fused_matmul, kernel, matmul, reference, split_matmul
+from tilekern.kernels.matmul import fused_matmul, kernel, matmul, reference
 from tilekern.kernels.matmul.cases import CASES, Case
 from tilekern.kernels.matmul.products import splits
+from tilekern.kernels.matmul.split import split_matmul
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.matmul import symmetric_matmul, symmetric_matmul_forward, symmetric_reference
+from tilekern.kernels.matmul import symmetric_matmul, symmetric_reference
+from tilekern.kernels.matmul.symmetric import symmetric_matmul_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 BLOCKS = ({}, {"block_m": 5, "block_k": 7}, {"block_m": 16, "block_k": 16})

@@ -15,13 +15,8 @@ import tilekern as tk
 from tests.kernels.programs import calls, equations
 from tests.kernels.ragged_dot.test_kernel import BLOCKS, group_sizes
 from tilekern.errors import ArgumentError
-from tilekern.kernels.ragged_dot import (
-    contracting_reference,
-    ragged_contracting_dot,
-    ragged_contracting_forward,
-    ragged_dot,
-    reference,
-)
+from tilekern.kernels.ragged_dot import contracting_reference, ragged_contracting_dot, ragged_dot, reference
+from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
 from tilekern.testing import arrays, assert_close, in_float64
 
 naive, naive_rows = jax.jit(contracting_reference), jax.jit(reference)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.ragged_dot.test_kernel import BLOCKS, group_sizes
 from tilekern.errors import ArgumentError
-from tilekern.kernels.ragged_dot import fused_ragged_dot, fused_ragged_dot_forward, fused_reference, ragged_dot
+from tilekern.kernels.ragged_dot import fused_ragged_dot, fused_reference, ragged_dot
+from tilekern.kernels.ragged_dot.fused import fused_ragged_dot_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.ragged_dot import ragged_dot, ragged_dot_forward, reference
+from tilekern.kernels.ragged_dot import ragged_dot, reference
 from tilekern.kernels.ragged_dot.cases import CASES, Case
+from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

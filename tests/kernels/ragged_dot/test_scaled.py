@@ -15,15 +15,10 @@ import tilekern as tk
 from tests.kernels.ragged_dot.test_kernel import BLOCKS, group_sizes
 from tilekern.errors import ArgumentError, NotDifferentiableError
 from tilekern.kernels.quantization import dequantize, quantize
-from tilekern.kernels.ragged_dot import (
-    fused_ragged_dot,
-    fused_reference,
-    ragged_dot,
-    ragged_dot_forward,
-    scaled_ragged_dot_forward,
-    scaled_reference,
-)
+from tilekern.kernels.ragged_dot import fused_ragged_dot, fused_reference, ragged_dot, scaled_reference
 from tilekern.kernels.ragged_dot.cases import SCALED_CASES, ScaledCase
+from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
+from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 from tilekern.testing import assert_close, in_float64
 
 # dtypes of lhs and rhs, and the blocks of their scales; None without scales

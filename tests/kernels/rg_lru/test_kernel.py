@@ -9,8 +9,9 @@ import pytest
 
 from tests.kernels.recurrences import check, check_gradients, packed, runs
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rg_lru import reference, rg_lru, rg_lru_forward
+from tilekern.kernels.rg_lru import reference, rg_lru
 from tilekern.kernels.rg_lru.cases import CASES, Case
+from tilekern.kernels.rg_lru.kernel import rg_lru_forward
 
 BLOCKS = {"block_t": 8, "block_c": 8}
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rms_norm import add_reference, add_rms_norm, add_rms_norm_forward, rms_norm
+from tilekern.kernels.rms_norm import add_reference, add_rms_norm, rms_norm
 from tilekern.kernels.rms_norm.cases import CASES, Case
+from tilekern.kernels.rms_norm.kernel import add_rms_norm_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 BLOCKS = ({}, {"block_rows": 3, "block_columns": 7}, {"block_columns": 1})

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rms_norm import reference, rms_norm, rms_norm_forward
+from tilekern.kernels.rms_norm import reference, rms_norm
 from tilekern.kernels.rms_norm.cases import CASES, Case
+from tilekern.kernels.rms_norm.kernel import rms_norm_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

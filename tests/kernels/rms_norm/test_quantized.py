@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rms_norm import reference, rms_norm_quantized, rms_norm_quantized_forward
+from tilekern.kernels.rms_norm import reference, rms_norm_quantized
+from tilekern.kernels.rms_norm.quantized import rms_norm_quantized_forward
 from tilekern.testing import in_float64
 
 DTYPES = {"int8": 127.0, "float8_e4m3fn": 448.0}

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rope import reference, rope, rope_forward
+from tilekern.kernels.rope import reference, rope
 from tilekern.kernels.rope.cases import CASES, Case
+from tilekern.kernels.rope.kernel import rope_forward
 from tilekern.lang.tiles import describe
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rope import normed_reference, rms_norm_rope, rms_norm_rope_forward
-from tilekern.kernels.rope.normed import rms_norm_rope_backward_kernel
+from tilekern.kernels.rope import normed_reference, rms_norm_rope
+from tilekern.kernels.rope.normed import rms_norm_rope_backward_kernel, rms_norm_rope_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 

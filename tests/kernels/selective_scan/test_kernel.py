@@ -9,8 +9,9 @@ import pytest
 
 from tests.kernels.recurrences import check, check_gradients, packed, runs
 from tilekern.errors import ArgumentError
-from tilekern.kernels.selective_scan import reference, selective_scan, selective_scan_forward
+from tilekern.kernels.selective_scan import reference, selective_scan
 from tilekern.kernels.selective_scan.cases import CASES, Case
+from tilekern.kernels.selective_scan.kernel import selective_scan_forward
 
 BLOCKS = {"block_t": 8, "block_c": 8}
 STATES = 5

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.softmax import reference, softmax, softmax_forward
+from tilekern.kernels.softmax import reference, softmax
 from tilekern.kernels.softmax.cases import CASES, Case
+from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.swiglu import reference, swiglu, swiglu_forward
+from tilekern.kernels.swiglu import reference, swiglu
 from tilekern.kernels.swiglu.cases import CASES, Case
+from tilekern.kernels.swiglu.kernel import swiglu_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -15,8 +15,9 @@ import tilekern as tk
 from tests.ir.funcs import assert_near
 from tilekern.ir.core import Array, Func
 from tilekern.ir.interpret import interpret
-from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.matmul.fused import fused_matmul_forward
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward

@@ -148,7 +148,8 @@ def test_the_same_func_gives_the_same_text() -> None:
 
 def attention_of(width: int, causal: bool, extras: str = "", length: int = 4096, **config: Any) -> Func:
     """Attention of 4096 queries, with the blocks of its schedule."""
-    from tilekern.kernels.flash_attention import Config, flash_attention_forward
+    from tilekern.kernels.flash_attention.arguments import Config
+    from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 
     x, arrays = like(2, length, 16, width), extras_of(extras, length, length)
     config = {"scale": 0.1, "causal": causal, **config}

@@ -15,7 +15,8 @@ from tests.lower.triton.gluon.samples import SM_90, attention, gradient, like, p
 from tests.lower.triton.test_call import opaque
 from tilekern import _machine
 from tilekern.errors import TargetError
-from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.ragged_dot.cases import Case, ScaledCase
