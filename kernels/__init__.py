@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.rg_lru import rg_lru
     from tilekern.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
     from tilekern.kernels.rope import rms_norm_rope, rope
+    from tilekern.kernels.sample import sample, verify_drafts
     from tilekern.kernels.selective_scan import selective_scan
     from tilekern.kernels.softmax import log_softmax, softmax
     from tilekern.kernels.swiglu import swiglu
@@ -56,11 +57,13 @@ __all__ = [
     "rms_norm_quantized",
     "rms_norm_rope",
     "rope",
+    "sample",
     "selective_scan",
     "softmax",
     "ssd",
     "swiglu",
     "symmetric_matmul",
+    "verify_drafts",
 ]
 
 # The folder of each function that has another name than its folder.
@@ -75,6 +78,7 @@ _FOLDERS = {
     "rms_norm_rope": "rope",
     "ssd": "linear_attention",
     "symmetric_matmul": "matmul",
+    "verify_drafts": "sample",
 }
 
 

@@ -28,6 +28,7 @@ from tilekern.kernels import (
     rg_lru,
     rms_norm,
     rope,
+    sample,
     selective_scan,
     softmax,
     swiglu,
@@ -65,6 +66,7 @@ from tilekern.kernels.rms_norm import reference as rms_norm_reference
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
 from tilekern.kernels.rope import reference as rope_reference
 from tilekern.kernels.rope.cases import CASES as ROTATIONS
+from tilekern.kernels.sample.cases import CASES as LOGITS
 from tilekern.kernels.selective_scan import reference as selective_scan_reference
 from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 from tilekern.kernels.softmax import reference as softmax_reference
@@ -286,6 +288,15 @@ KERNELS = {
         CACHES,
         resized(CACHES, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "keys": 1537, "window": 700}),
         lambda query, pages, lengths, table: query.shape[2] + table.shape[1] * pages.shape[1],
+    ),
+    # The same tokens on every backend.
+    "sample": Kernel(
+        sample,
+        partial(sample, target="cpu:xla"),
+        LOGITS,
+        resized(LOGITS, {"rows": 37, "words": 50257}),
+        lambda logits, key: 1,
+        dtyped=False,
     ),
     "swiglu": Kernel(
         swiglu,

@@ -38,6 +38,7 @@ LIBRARY = {
     "ragged_dot": "lhs.0 k, rhs.0 k j, ends.0 -> out.0 j",
     "rms_norm": "i x.1, weight.0 -> i out.1",
     "rope": "b x.1 n x.3, frequencies.0 -> b out.1 n out.3",
+    "sample": "r logits.1, r keys.1, r, r -> r",
     "softmax": "i x.1 -> i out.1",
     "swiglu": "i j, i j -> i j",
 }
