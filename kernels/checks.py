@@ -43,12 +43,26 @@ def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any
     raise ArgumentError(f"the arrays of {function} do not fit", expected=expected, got=got, fix=fix)
 
 
-def refusal(function: str, name: str, expected: str, argument: Any, fix: str) -> ArgumentError:
-    """The error for the caller to raise: "{function} cannot take this {name}", with `name = describe(argument)`.
+def lies_in(value: Any, low: float, high: float) -> bool:
+    """True for a real number from low to high, both included; NaN is in no interval."""
+    number = as_real(value)
+    return number is not None and low <= number <= high
 
-    A str with blanks as `argument` is a description in words, and stands in the place of `name = ...`.
+
+def refusal(
+    function: str, name: str, expected: str, argument: Any, fix: str, *, got: str | None = None
+) -> ArgumentError:
+    """The error for the caller to raise: "{function} cannot take this {name}".
+
+    Args:
+      function: the public function.
+      name: of its argument.
+      expected: the values that it takes.
+      argument: the value that came.
+      fix: a way out.
+      got: words in the place of `name = describe(argument)`.
     """
-    got = argument if isinstance(argument, str) and " " in argument else f"{name} = {describe(argument)}"
+    got = f"{name} = {describe(argument)}" if got is None else got
     return ArgumentError(f"{function} cannot take this {name}", expected=expected, got=got, fix=fix)
 
 
@@ -67,9 +81,8 @@ def softcap_of_scores(function: str, argument: Any) -> float | None:
     """The softcap, checked. Above 1e30, score / softcap would be a subnormal number, which hardware may make 0."""
     if argument is None:
         return None
-    number = as_real(argument)
-    if number is not None and argument is not True and 1e-30 <= number <= 1e30:
-        return number
+    if argument is not True and lies_in(argument, 1e-30, 1e30):
+        return float(argument)
     fix = "leave it out: it bounds the scores"
     raise refusal(function, "softcap", "a number from 1e-30 to 1e30, or None", argument, fix)
 

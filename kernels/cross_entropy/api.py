@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import numbers
+from functools import partial
 from typing import Any, Literal, overload
 
 import jax
 
-from tilekern.authoring import describe, hide_frames, takes_python_numbers
-from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_int32, as_real, as_rows, is_float, is_integer, require
+from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.kernels.checks import as_int32, as_rows, is_float, is_integer, lies_in, refusal, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
+
+_refusal = partial(refusal, "cross_entropy")
 
 
 @overload
@@ -151,23 +153,13 @@ def check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss:
     """
     index = type(ignore_index) is not bool and isinstance(ignore_index, numbers.Integral)
     if not index or not -(2**31) < int(ignore_index) < 2**31 - 1:
-        raise _wrong("ignore_index", "an int with |ignore_index| < 2³¹ - 1", ignore_index, "-100 is usual")
-    if softcap is not None and not _between(softcap, 1e-30, 1e30):
+        raise _refusal("ignore_index", "an int with |ignore_index| < 2³¹ - 1", ignore_index, "-100 is usual")
+    if softcap is not None and not lies_in(softcap, 1e-30, 1e30):
         fix = "leave it out: the logits would stay as they are" if softcap == math.inf else "None caps nothing"
-        raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", softcap, fix)
-    if not _between(label_smoothing, 0, 1):
-        raise _wrong("label_smoothing", "a number from 0 to 1", label_smoothing, "leave it out for the plain loss")
-    if not _between(z_loss, -1e30, 1e30):
-        raise _wrong("z_loss", "a number from -1e30 to 1e30", z_loss, "leave it out for the plain loss")
-    if not _between(temperature, 1e-30, 1e30):
-        raise _wrong("temperature", "a number from 1e-30 to 1e30", temperature, "1 leaves the logits as they are")
-
-
-def _between(value: Any, low: float, high: float) -> bool:
-    number = as_real(value)
-    return number is not None and low <= number <= high
-
-
-def _wrong(name: str, expected: str, value: Any, fix: str) -> ArgumentError:
-    summary = f"the {name} of cross_entropy is out of range"
-    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)
+        raise _refusal("softcap", "a number from 1e-30 to 1e30, or None", softcap, fix)
+    if not lies_in(label_smoothing, 0, 1):
+        raise _refusal("label_smoothing", "a number from 0 to 1", label_smoothing, "leave it out for the plain loss")
+    if not lies_in(z_loss, -1e30, 1e30):
+        raise _refusal("z_loss", "a number from -1e30 to 1e30", z_loss, "leave it out for the plain loss")
+    if not lies_in(temperature, 1e-30, 1e30):
+        raise _refusal("temperature", "a number from 1e-30 to 1e30", temperature, "1 leaves the logits as they are")

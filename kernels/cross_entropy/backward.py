@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, takes_registers, tiled
 from tilekern.kernels.cross_entropy.kernel import capped_logits
+from tilekern.kernels.softcap import softcap_cotangent
 
 
 def _logits_type(hidden: Any, weight: Any, *unused: Any, **options: Any) -> jax.ShapeDtypeStruct:
@@ -70,8 +71,7 @@ def cross_entropy_backward_logits(
     gradient = of_words[i][:, None] * jnp.exp(log_p) - of_target[i][:, None] * target
     if temperature != 1:
         gradient = gradient / temperature
-    if softcap is not None:
-        gradient = gradient * (1 - (s / softcap) * (s / softcap))
+    gradient = softcap_cotangent(gradient, s, softcap)
     out[i, j] = jnp.where(j.indices[None, :] >= done[()], gradient, 0).astype(out.dtype)
 
 

@@ -31,6 +31,7 @@ from tilekern.kernels.blocks import (
     takes_registers,
     tiled,
 )
+from tilekern.kernels.softcap import softcapped
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any, *, parts: int = 1) -> tuple[Any, Any]:
@@ -49,7 +50,7 @@ def capped_logits(
 
     start = tk.zeros((i, j), tk.accumulator(hidden.dtype))
     s = tk.fold(tk.serial(hidden.shape[1], block_d), step, start)
-    return s if softcap is None else softcap * jnp.tanh(s / softcap)
+    return softcapped(s, softcap)
 
 
 @tk.kernel(out_type=_out_type)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import jax
 
-from tilekern.authoring import describe, hide_frames, takes_python_numbers
-from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_real, as_rows, is_float, require
+from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.kernels.checks import as_rows, is_float, lies_in, refusal, require
 from tilekern.kernels.conventions import renamed
 from tilekern.kernels.distillation.kernel import distillation_forward
 from tilekern.kernels.distillation.options import Divergence, Options
 
 hide_frames(__file__)
+
+_refusal = partial(refusal, "distillation")
 
 
 @renamed(beta="teacher_share")
@@ -119,24 +121,14 @@ def _check_options(options: Options) -> None:
     names = get_args(Divergence)
     if options.divergence not in names:
         expected = f"one of {', '.join(map(repr, names))}"
-        raise _wrong("divergence", expected, options.divergence, '"jensen_shannon" has a teacher_share')
-    if not (_real(options.teacher_share, 0, 1) and 0 < options.teacher_share < 1):
+        raise _refusal("divergence", expected, options.divergence, '"jensen_shannon" has a teacher_share')
+    if not (lies_in(options.teacher_share, 0, 1) and 0 < options.teacher_share < 1):
         fix = 'for the ends use "forward_kl" and "reverse_kl"'
-        raise _wrong("teacher_share", "a number between 0 and 1, without the ends", options.teacher_share, fix)
-    if not _real(options.temperature, 1e-30, 1e30):
+        raise _refusal("teacher_share", "a number between 0 and 1, without the ends", options.teacher_share, fix)
+    if not lies_in(options.temperature, 1e-30, 1e30):
         fix = "1 leaves the logits as they are"
-        raise _wrong("temperature", "a number from 1e-30 to 1e30", options.temperature, fix)
+        raise _refusal("temperature", "a number from 1e-30 to 1e30", options.temperature, fix)
     for name in ("softcap", "teacher_softcap"):
         value = getattr(options, name)
-        if value is not None and not _real(value, 1e-30, 1e30):
-            raise _wrong(name, "a number from 1e-30 to 1e30, or None", value, "None caps nothing")
-
-
-def _real(value: Any, low: float, high: float) -> bool:
-    number = as_real(value)
-    return number is not None and low <= number <= high
-
-
-def _wrong(name: str, expected: str, value: Any, fix: str) -> ArgumentError:
-    summary = f"the {name} of distillation is out of range"
-    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)
+        if value is not None and not lies_in(value, 1e-30, 1e30):
+            raise _refusal(name, "a number from 1e-30 to 1e30, or None", value, "None caps nothing")

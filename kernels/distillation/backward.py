@@ -16,6 +16,7 @@ from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tile
 from tilekern.kernels.cross_entropy.backward import tpu_tile
 from tilekern.kernels.distillation.kernel import both_logits
 from tilekern.kernels.distillation.options import Options
+from tilekern.kernels.softcap import softcap_cotangent
 
 
 def _logits_type(hidden: Any, weight: Any, *unused: Any, **options: Any) -> jax.ShapeDtypeStruct:
@@ -66,8 +67,7 @@ def distillation_backward_logits(
     log_p = t / options.temperature - teacher_logsumexp[i][:, None]
     gradient = options.slopes(log_q, log_p) - jnp.exp(log_q) * slope[i][:, None]
     gradient = gradient * cotangent[i][:, None] / options.temperature
-    if options.softcap is not None:
-        gradient = gradient * (1 - (s / options.softcap) * (s / options.softcap))
+    gradient = softcap_cotangent(gradient, s, options.softcap)
     out[i, j] = jnp.where(j.indices[None, :] >= done[()], gradient, 0).astype(out.dtype)
 
 

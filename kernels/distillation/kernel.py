@@ -27,6 +27,7 @@ from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soon
 from tilekern.kernels.cross_entropy.backward import tpu_tile
 from tilekern.kernels.cross_entropy.kernel import capped_logits, merged_logsumexp
 from tilekern.kernels.distillation.options import Options
+from tilekern.kernels.softcap import softcapped
 
 
 def _out_type(hidden: Any, *unused: Any, options: Options, parts: int = 1, **blocks: Any) -> tuple[Any, ...]:
@@ -58,9 +59,7 @@ def both_logits(
     s = capped_logits(hidden, weight, i, j, blocks[0], options.softcap)
     if teacher_weight is not None:
         return s, capped_logits(teacher, teacher_weight, i, j, blocks[1], options.teacher_softcap)
-    t = teacher[i, j].astype(s.dtype)
-    softcap = options.teacher_softcap
-    return s, t if softcap is None else softcap * jnp.tanh(t / softcap)
+    return s, softcapped(teacher[i, j].astype(s.dtype), options.teacher_softcap)
 
 
 @tk.kernel(out_type=_out_type)

@@ -40,6 +40,8 @@ from tilekern.kernels.flash_attention.mods import (
 
 hide_frames(__file__)
 
+_refusal = partial(refusal, "flash_attention")
+
 # The granularity of block maps that are made for one call; schedules choose tiles that divide it.
 _MAP_BLOCK = 128
 
@@ -243,11 +245,12 @@ def _ranked(of_queries: Any, of_keys: Any) -> tuple[jax.Array, jax.Array]:
     common = jax.dtypes.canonicalize_dtype(common) if traced else common
     pair = of_queries, of_keys
     if not all(np.can_cast(x.dtype, common) for x in pair) or not np.issubdtype(common, np.integer):
-        raise _wrong(
+        raise _refusal(
             "segment_ids",
             "ids of queries and keys that one integer dtype holds",
-            f"segment_ids = {', '.join(describe(x) for x in pair)}, jax_enable_x64 = {jax.config.jax_enable_x64}",
+            pair,
             "give both the same dtype",
+            got=f"segment_ids = {', '.join(describe(x) for x in pair)}, jax_enable_x64 = {jax.config.jax_enable_x64}",
         )
     in_order = library.sort(library.concatenate([x.astype(common).reshape(-1) for x in pair]))
     first, second = (library.searchsorted(in_order, x.astype(common)).astype(np.int32) for x in pair)
@@ -259,10 +262,13 @@ def lengths(name: str, array: Any, sizes: Sizes) -> Any:
     if array is None:
         return None
     if not is_integer(array) or array.shape != sizes.batch:
-        raise _wrong(name, f"integers {list(sizes.batch)}, one for each element of the batch", array, "count elements")
+        raise _refusal(
+            name, f"integers {list(sizes.batch)}, one for each element of the batch", array, "count elements"
+        )
     least = 0 if is_traced(array) or not array.size else int(np.asarray(array).min())
     if least < 0:
-        raise _wrong(name, "lengths that are not negative", f"a length of {least}", "0 masks everything")
+        expected = "lengths that are not negative"
+        raise _refusal(name, expected, array, "0 masks everything", got=f"a length of {least}")
     most = sizes.queries if name == "q_lengths" else sizes.keys
     return jnp.clip(as_int32(array), 0, most).reshape(-1)
 
@@ -271,22 +277,22 @@ def causal(argument: Any) -> bool:
     """The argument `causal`, checked."""
     if isinstance(argument, bool):
         return argument
-    raise _wrong("causal", "True or False", argument, "it is static; mask_mod takes what is traced")
+    raise _refusal("causal", "True or False", argument, "it is static; mask_mod takes what is traced")
 
 
 def dropout_broadcast(argument: Any) -> bool:
     """The argument `dropout_broadcast`, checked."""
     if isinstance(argument, bool):
         return argument
-    raise _wrong("dropout_broadcast", "True or False", argument, "it is static")
+    raise _refusal("dropout_broadcast", "True or False", argument, "it is static")
 
 
 def dropout(rate: Any, key: Any) -> float:
     """The rate of dropout, checked."""
     if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-        raise _wrong("dropout_rate", "a number from 0 to 1", rate, "0 drops nothing")
+        raise _refusal("dropout_rate", "a number from 0 to 1", rate, "0 drops nothing")
     if rate and key is None:
-        raise _wrong("dropout_key", "a key of jax.random, as dropout_rate is not 0", key, "jax.random.key(step)")
+        raise _refusal("dropout_key", "a key of jax.random, as dropout_rate is not 0", key, "jax.random.key(step)")
     return float(rate)
 
 
@@ -297,7 +303,7 @@ def key_data(key: Any) -> jax.Array:
     if getattr(data, "shape", None) == (2,) and data.dtype == jnp.uint32:
         return data
     fix = 'make it with jax.random.key(seed, impl="threefry2x32")'
-    raise _wrong("dropout_key", "a threefry key of jax.random, or its data, uint32[2]", key, fix)
+    raise _refusal("dropout_key", "a threefry key of jax.random, or its data, uint32[2]", key, fix)
 
 
 def place_in_batch(arguments: Mapping[str, Any]) -> str | None:
@@ -314,7 +320,9 @@ def precision(argument: Any) -> tuple[str | None, str | None]:
     if len(named) == 2 and all(p is None or p in PRECISIONS for p in named):
         return named
     names = ", ".join(map(repr, ("highest", *PRECISIONS)))
-    raise _wrong("precision", f"None, one of {names}, or a pair of these", argument, "leave it out for exact products")
+    raise _refusal(
+        "precision", f"None, one of {names}, or a pair of these", argument, "leave it out for exact products"
+    )
 
 
 def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -372,7 +380,7 @@ def _mod(name: str, function: Any, sizes: Sizes, wide: Any = None) -> Any:
     """A function of positions (with `wide`, of scores of that dtype, too) as a `Partial`, checked."""
     kind, result_text = (jnp.bool_, "bool") if wide is None else (jnp.floating, "a float score")
     if not callable(function):
-        raise _wrong(
+        raise _refusal(
             name, f"a function of {_TAKES[name]}", function, "jax.tree_util.Partial(function, *arrays) carries arrays"
         )
     mod: Any = function if isinstance(function, jax.tree_util.Partial) else jax.tree_util.Partial(function)
@@ -386,21 +394,23 @@ def _mod(name: str, function: Any, sizes: Sizes, wide: Any = None) -> Any:
         if isinstance(error, TilekernError) or (type(error) is ValueError and "truth value" not in str(error)):
             raise
         with at_line_of(error):
-            raise _wrong(
+            raise _refusal(
                 name,
                 "a function of whole tiles of positions, without Python's `if`, `and`, `or`, `not`, int and float",
-                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                function,
                 "use jnp.where, &, | and ~",
+                got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
             ) from error
     shape: tuple[int, ...] = getattr(result, "shape", (0,))
     fits = len(shape) <= 2 and all(n in (1, m) for n, m in zip(shape[::-1], (3, 2), strict=False))
     if fits and jnp.issubdtype(result.dtype, kind):
         return mod
-    raise _wrong(
+    raise _refusal(
         name,
         f"{result_text} of a shape that broadcasts to that of i and j together, [T, S]",
-        f"{name}(...) = {describe(result)} for i = int32[2, 1], j = int32[1, 3]",
+        function,
         "compare, or .astype; use elementwise functions only",
+        got=f"{name}(...) = {describe(result)} for i = int32[2, 1], j = int32[1, 3]",
     )
 
 
@@ -416,8 +426,5 @@ def _check_arity(name: str, mod: Any) -> None:
     except TypeError as error:
         carried = f" after {len(mod.args)} that it carries" if mod.args else ""
         got = f"a function of {parameters}: {error}"
-        raise _wrong(name, f"a function of {takes}{carried}", got, f"take all of {takes}, in this order") from error
-
-
-def _wrong(name: str, expected: str, argument: Any, fix: str) -> ArgumentError:
-    return refusal("flash_attention", name, expected, argument, fix)
+        fix = f"take all of {takes}, in this order"
+        raise _refusal(name, f"a function of {takes}{carried}", mod, fix, got=got) from error

@@ -18,6 +18,7 @@ from tilekern.authoring import masked, type_beside
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
 from tilekern.kernels.flash_attention.mods import call, carried_by, places
 from tilekern.kernels.flash_attention.scores import dropped, settled
+from tilekern.kernels.softcap import softcapped
 
 # Scores of a portion of queries, for all heads and keys.
 _PORTION, _MOST_QUERIES = 1 << 23, 128
@@ -140,9 +141,7 @@ def _portion(
         if terms[2] is not None:
             s = s + terms[2].astype(wide)
         # Masked scores and their derivatives may be infinite.
-        s = jnp.where(attends, s, 0)
-        if config.softcap is not None:
-            s = config.softcap * jnp.tanh(s / config.softcap)
+        s = softcapped(jnp.where(attends, s, 0), config.softcap)
         if extras.score_mod is not None:
             s = _modified(extras.score_mod, terms[3:], s, attends, i, j)
         return jnp.where(attends, settled(s), -jnp.inf)

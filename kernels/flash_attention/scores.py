@@ -26,6 +26,7 @@ import numpy as np
 import tilekern as tk
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.mods import Place, call, carried_by, ends_in_product, place_of, places
+from tilekern.kernels.softcap import softcapped
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -163,9 +164,7 @@ class Scores:
 
         def transformed(raw: jax.Array, terms: Sequence[jax.Array]) -> jax.Array:
             remaining = iter(terms)
-            s = raw if self.extras.bias is None else raw + next(remaining)
-            if self.config.softcap is not None:
-                s = self.config.softcap * jnp.tanh(s / self.config.softcap)
+            s = softcapped(raw if self.extras.bias is None else raw + next(remaining), self.config.softcap)
             if self.extras.score_mod is not None:
                 s = call(self.extras.score_mod, self._positions(i, j), lambda _: next(remaining), s)
             return jnp.broadcast_to(s, raw.shape).astype(raw.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 import jax
@@ -13,10 +14,11 @@ from jax.typing import ArrayLike
 import tilekern as tk
 from tilekern.authoring import describe, is_traced, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_int32, is_float
+from tilekern.kernels.checks import as_int32, is_float, refusal
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn.dropout import dropout
 
+_refusal = partial(refusal, "dot_product_attention")
 _IMPLEMENTATIONS = (None, "xla", "cudnn")
 
 
@@ -136,7 +138,7 @@ def dot_product_attention(
     q, k, v = (_ranked(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     _check_arrays(q, k, v)
     if implementation not in _IMPLEMENTATIONS:
-        raise _wrong("implementation", "None, 'xla' or 'cudnn'", implementation, "leave it out: all do the same")
+        raise _refusal("implementation", "None, 'xla' or 'cudnn'", implementation, "leave it out: all do the same")
     scores = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     q_lengths = _lengths("query_seq_lengths", query_seq_lengths, q.shape[0])
     kv_lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, q.shape[0])
@@ -179,7 +181,7 @@ def _positions(causal: bool, local_window_size: Any) -> tuple[bool, int, tuple[i
         left, right = map(operator.index, pair)
     except (TypeError, ValueError):
         fix = "one int stands for both; None for no window"
-        raise _wrong("local_window_size", "an int, or (left, right)", local_window_size, fix) from None
+        raise _refusal("local_window_size", "an int, or (left, right)", local_window_size, fix) from None
     if min(left, right) >= 0:
         return causal, 0, (left, right)
     # A window without position i is a window around i + offset, its nearest key.
@@ -193,7 +195,7 @@ def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float
     if scale is None:
         return None, bias, None
     if jnp.shape(scale) != ():
-        raise _wrong("scale", "a number, or None", scale, "multiply the query by what differs among heads or queries")
+        raise _refusal("scale", "a number, or None", scale, "multiply the query by what differs among heads or queries")
     if not is_traced(scale):
         return float(scale), bias, None
     factor = scale.astype(tk.accumulator(query.dtype))
@@ -218,7 +220,7 @@ def _ranked(name: str, argument: Any) -> jax.Array:
     """The argument as an array of four dims; absent leading dims become dims of size 1."""
     array = jnp.asarray(argument)
     if array.ndim > 4:
-        raise _wrong(name, "an array of at most 4 dims", array, "jax.vmap maps over more")
+        raise _refusal(name, "an array of at most 4 dims", array, "jax.vmap maps over more")
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
@@ -250,7 +252,7 @@ def _like_scores(name: str, argument: Any, scores: tuple[int, ...]) -> jax.Array
         fix += (
             "; what is added goes into bias; tilekern.nn.attention_fn takes masks of 0 and 1 of any dtype, as Flax does"
         )
-    raise _wrong(name, f"{kind}{list(scores)}, or 1 in place of any dim", array, fix)
+    raise _refusal(name, f"{kind}{list(scores)}, or 1 in place of any dim", array, fix)
 
 
 def _lengths(name: str, lengths: Any, batch: int) -> jax.Array | None:
@@ -260,9 +262,6 @@ def _lengths(name: str, lengths: Any, batch: int) -> jax.Array | None:
     if array.shape == (batch,) and array.dtype == jnp.int32:
         # Without 64-bit types JAX cuts off the upper bits of NumPy's integers.
         return as_int32(lengths) if isinstance(lengths, np.ndarray) else array
-    raise _wrong(name, f"int32[{batch}], a length for each element of the batch", array, "cast with .astype(jnp.int32)")
-
-
-def _wrong(name: str, expected: str, value: Any, fix: str) -> ArgumentError:
-    summary = f"dot_product_attention cannot take this {name}"
-    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)
+    raise _refusal(
+        name, f"int32[{batch}], a length for each element of the batch", array, "cast with .astype(jnp.int32)"
+    )

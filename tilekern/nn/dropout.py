@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern.authoring import describe, hide_frames
-from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_real
+from tilekern.authoring import hide_frames
+from tilekern.kernels.checks import as_real, refusal
 
 hide_frames(__file__)
 
@@ -31,15 +30,15 @@ def dropout(function: str, rate: Any, rng: Any, broadcast: Any, deterministic: A
     """
     number = None if isinstance(rate, bool) else as_real(rate)
     if number is None or not 0 <= number <= 1:
-        raise _wrong(function, "dropout_rate", "a static number from 0 to 1", rate, "0 drops nothing")
+        raise refusal(function, "dropout_rate", "a static number from 0 to 1", rate, "0 drops nothing")
     for name, flag in (("broadcast_dropout", broadcast), ("deterministic", deterministic)):
         if not isinstance(flag, (bool, np.bool_)):
-            raise _wrong(function, name, "True or False, known when the call is traced", flag, "make it static in jit")
+            raise refusal(function, name, "True or False, known when the call is traced", flag, "make it static in jit")
     if deterministic or not number:
         return {}
     if rng is None:
         fix = "pass a key, such as module.make_rng('dropout'), or deterministic=True"
-        raise _wrong(function, "dropout_rng", "a key of jax.random, for weights are dropped", rng, fix)
+        raise refusal(function, "dropout_rng", "a key of jax.random, for weights are dropped", rng, fix)
     return {"dropout_rate": number, "dropout_key": _threefry(rng), "dropout_broadcast": bool(broadcast)}
 
 
@@ -52,8 +51,3 @@ def _threefry(rng: Any) -> jax.Array:
     if not typed and key.shape == (2,) and key.dtype == jnp.uint32:
         return key
     return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def _wrong(function: str, name: str, expected: str, value: Any, fix: str) -> ArgumentError:
-    summary = f"{function} cannot take this {name}"
-    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)

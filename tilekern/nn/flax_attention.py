@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from tilekern.authoring import array_of, describe, hide_frames, takes_python_numbers
-from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import is_float
+from tilekern.authoring import array_of, hide_frames, takes_python_numbers
+from tilekern.kernels.checks import is_float, refusal
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn.dropout import dropout
 from tilekern.nn.promotion import algorithm_of, promoted
@@ -110,11 +109,12 @@ def _refuse_weights(**options: Any) -> None:
         if value is None:
             continue
         fix = "sow_weights=False" if name == "module" else "leave it out"
-        raise ArgumentError(
-            f"attention_fn cannot take this {name}",
-            expected=f"{name} = None: the matrix of weights is never in memory",
-            got=f"{name} = {describe(value)}",
-            fix=f"{fix}, or take the attention function of Flax where weights are looked at",
+        raise refusal(
+            "attention_fn",
+            name,
+            f"{name} = None: the matrix of weights is never in memory",
+            value,
+            f"{fix}, or take the attention function of Flax where weights are looked at",
         )
 
 
@@ -126,12 +126,8 @@ def _like_scores(name: str, argument: Any, query: jax.Array, key: jax.Array) -> 
     array = array.reshape((1,) * (len(scores) - array.ndim) + array.shape)
     fits = len(array.shape) == len(scores) and all(n in (1, m) for n, m in zip(array.shape, scores, strict=True))
     if not fits or jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise ArgumentError(
-            f"attention_fn cannot take this {name}",
-            expected=f"numbers that broadcast to {list(scores)}",
-            got=f"{name} = {describe(argument)}",
-            fix="the order is batch, heads, queries, keys",
-        )
+        expected = f"numbers that broadcast to {list(scores)}"
+        raise refusal("attention_fn", name, expected, argument, "the order is batch, heads, queries, keys")
     if any(n != 1 for n in array.shape[: len(batch)]):
         array = jnp.broadcast_to(array, (*batch, *array.shape[len(batch) :]))
     if name == "mask":

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from tilekern.authoring import describe, hide_frames, takes_python_numbers
-from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import is_float, is_integer, require
+from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.kernels.checks import is_float, is_integer, refusal, require
 from tilekern.kernels.ragged_dot.api import ragged_dot as ragged_dot_of_kernel
 from tilekern.nn.promotion import algorithm_of
 
@@ -56,12 +55,8 @@ def ragged_dot(
     """
     for name, value in (("group_offset", group_offset), ("out_sharding", out_sharding)):
         if value is not None:
-            raise ArgumentError(
-                f"ragged_dot cannot take this {name}",
-                expected=f"{name} = None",
-                got=f"{name} = {describe(value)}",
-                fix="slice the groups" if name == "group_offset" else "place the result with jax.sharding.reshard",
-            )
+            fix = "slice the groups" if name == "group_offset" else "place the result with jax.sharding.reshard"
+            raise refusal("ragged_dot", name, f"{name} = None", value, fix)
     algorithm_of("ragged_dot", precision, exact=True)
     x, matrices, sizes = (jnp.asarray(a) for a in (lhs, rhs, group_sizes))
     fits = is_float(x) and x.dtype == matrices.dtype and is_integer(sizes)

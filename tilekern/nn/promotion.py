@@ -7,8 +7,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
-from tilekern.errors import ArgumentError
+from tilekern.authoring import hide_frames
+from tilekern.kernels.checks import refusal
 
 hide_frames(__file__)
 
@@ -54,12 +54,8 @@ def algorithm_of(function: str, precision: Any, *, exact: bool = False) -> str |
     if len(algorithms) == 1 and (algorithms == {None} or not (exact or "unknown" in algorithms)):
         return algorithms.pop()
     names = [name for name, algorithm in _ALGORITHMS.items() if algorithm is None or not exact]
-    raise ArgumentError(
-        f"{function} cannot take this precision",
-        expected=f"None, a jax.lax.Precision or its name, or one of {', '.join(names)}",
-        got=f"precision = {describe(precision)}",
-        fix="leave it out: float32 multiplies as float32",
-    )
+    expected = f"None, a jax.lax.Precision or its name, or one of {', '.join(names)}"
+    raise refusal(function, "precision", expected, precision, "leave it out: float32 multiplies as float32")
 
 
 def _algorithm(precision: Any) -> str | None:

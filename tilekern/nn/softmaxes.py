@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import is_float, require
+from tilekern.kernels.checks import is_float, refusal, require
 from tilekern.kernels.softmax.api import inner_dims
 from tilekern.kernels.softmax.api import log_softmax as log_softmax_of_kernel
 from tilekern.kernels.softmax.api import softmax as softmax_of_kernel
@@ -115,9 +115,4 @@ def _mask(name: str, where: Any, shape: tuple[int, ...]) -> jax.Array:
         spread = (*lead, *mask.shape)
         if all(n in (1, m) for n, m in zip(spread, shape, strict=True)):
             return mask.reshape(spread)
-    raise ArgumentError(
-        f"{name} cannot take this where",
-        expected=f"bool that broadcasts to {list(shape)}",
-        got=f"where = {describe(where)}",
-        fix="compare, such as numbers > 0",
-    )
+    raise refusal(name, "where", f"bool that broadcasts to {list(shape)}", where, "compare, such as numbers > 0")

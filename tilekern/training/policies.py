@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames, takes_python_numbers
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_real, is_float, require
+from tilekern.kernels.checks import is_float, lies_in, refusal, require
 from tilekern.kernels.cross_entropy import cross_entropy
 
 hide_frames(__file__)
+
+_LARGEST = sys.float_info.max
 
 
 @takes_python_numbers
@@ -133,10 +136,10 @@ def dpo_loss(
         fix="sum those of tokens: token_log_probabilities(...).sum(axis=-1)",
         **arrays,
     )
-    if not _between(beta, 0, jnp.inf) or beta == 0:
-        raise _wrong("dpo_loss", "beta", "a number above 0", beta, "0.1 is usual")
-    if not _between(label_smoothing, 0, 0.5):
-        raise _wrong("dpo_loss", "label_smoothing", "a number from 0 to 0.5", label_smoothing, "leave it out")
+    if not lies_in(beta, 0, _LARGEST) or beta == 0:
+        raise refusal("dpo_loss", "beta", "a number above 0", beta, "0.1 is usual")
+    if not lies_in(label_smoothing, 0, 0.5):
+        raise refusal("dpo_loss", "label_smoothing", "a number from 0 to 0.5", label_smoothing, "leave it out")
     for_chosen = beta * (chosen - jax.lax.stop_gradient(reference_chosen))
     for_rejected = beta * (rejected - jax.lax.stop_gradient(reference_rejected))
     margin = for_chosen - for_rejected
@@ -203,10 +206,10 @@ def grpo_loss(
         **arrays,
     )
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
-    if not _between(low, 0, 1) or not _between(high, 0, jnp.inf):
-        raise _wrong("grpo_loss", "clip", "a number from 0 to 1, or a pair of them", clip, "0.2 is usual")
-    if not _between(beta, 0, jnp.inf):
-        raise _wrong("grpo_loss", "beta", "a number of at least 0", beta, "0 leaves the distance out")
+    if not lies_in(low, 0, 1) or not lies_in(high, 0, _LARGEST):
+        raise refusal("grpo_loss", "clip", "a number from 0 to 1, or a pair of them", clip, "0.2 is usual")
+    if not lies_in(beta, 0, _LARGEST):
+        raise refusal("grpo_loss", "beta", "a number of at least 0", beta, "0 leaves the distance out")
     if beta and reference is None:
         raise ArgumentError(
             "grpo_loss has no reference to be near to",
@@ -223,13 +226,3 @@ def grpo_loss(
         apart = jax.lax.stop_gradient(reference) - log_probabilities
         loss = loss + beta * (jnp.expm1(apart) - apart)
     return loss
-
-
-def _between(value: Any, low: float, high: float) -> bool:
-    number = as_real(value)
-    return number is not None and low <= number <= high and number != jnp.inf
-
-
-def _wrong(function: str, name: str, expected: str, value: Any, fix: str) -> ArgumentError:
-    summary = f"the {name} of {function} is out of range"
-    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)

@@ -232,6 +232,6 @@ def test_arrays_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], got: str) -
 )
 def test_options_out_of_range(name: str, value: Any) -> None:
     options: dict[str, Any] = {name: value}
-    with pytest.raises(ArgumentError, match=f"the {name} of distillation") as caught:
+    with pytest.raises(ArgumentError, match=f"distillation cannot take this {name}") as caught:
         distillation(jnp.zeros((2, 3)), jnp.zeros((3, 5)), jnp.zeros((2, 5)), **options)  # here
     assert "# here" in caught.value.loc.snippet()
