@@ -196,7 +196,7 @@ def test_arguments_that_are_no_arrays() -> None:
     [
         (True, "True (bool)"),
         (1.5, "1.5 (float)"),
-        (np.float32(1), "float32[]"),
+        (np.float32(1), "1.0 (float)"),  # numbers of NumPy are taken as Python's
         (np.zeros(3, np.int32), "int32[3]"),
         (np.zeros((2, 1), np.int32), "int32[2, 1]"),
     ],
