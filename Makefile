@@ -10,7 +10,7 @@ ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo train test test-full test-levels mutants test-clients test-oldest check bench pytorch bench-tpu gpu docs clean
+.PHONY: help demo train generate test test-full test-levels mutants test-clients test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 # Even where the environment forbids it, Python keeps bytecode: or else each process compiles all sources and tests again.
@@ -19,6 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 help:
 	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
 	@echo 'make train        train a transformer on a mesh of 8 virtual devices, and compare with one, and with plain JAX'
+	@echo 'make generate     generate text with that transformer, by a server loop with a paged cache, beside plain JAX'
 	@echo 'make test         run the tests'
 	@echo 'make test-full    run all tests in parts, slow ones and all cases of sweeps, too; goes on where it stopped'
 	@echo 'make test-levels  run a sample of the tests of CPU code at lesser levels than that of this CPU; ARGS=--all for all'
@@ -34,13 +35,16 @@ help:
 	@echo 'make clean        remove the environments and everything else that was made'
 
 # The tests' CUDA plugin, where it is installed, prints a traceback on machines without a GPU.
-demo train bench docs: export JAX_PLATFORMS ?= cpu
+demo train generate bench docs: export JAX_PLATFORMS ?= cpu
 
 demo: .venv/installed-demo
 	@.venv/bin/python examples/demo.py
 
 train: .venv/installed-train
 	@.venv/bin/python examples/train.py --devices 8 --mesh data=2,model=2,sequence=2 --compare $(ARGS)
+
+generate: .venv/installed-train
+	@.venv/bin/python -m examples.generate $(ARGS)
 
 test: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow' $(if $(SWEEP),--sweep $(SWEEP))

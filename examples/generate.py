@@ -1,0 +1,391 @@
+"""Generate text with the transformer of `examples/train.py`: a server loop on the kernels of tilekern.
+
+    python -m examples.generate --checkpoint build/train --drafts 4
+
+Keys and values lie in pages of one pool for each layer. Each step takes a token of every sequence that generates, and
+chunks of the prompts of new ones, in one call (continuous batching). With `--drafts` the model's first layers guess
+the next tokens, and one step of the whole model verifies them (speculative decoding by the model itself). Greedy tokens
+are those of a plain `jnp` loop, which is measured beside it. Run it with `make generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from examples.train import Config, Weights, init
+from tilekern.kernels import matmul, ragged_paged_attention, rms_norm, rope, swiglu, verify_drafts
+from tilekern.kernels.rms_norm import reference as rms_norm_reference
+from tilekern.kernels.rope import reference as rope_reference
+from tilekern.kernels.swiglu import reference as swiglu_reference
+
+Array = jax.Array
+TRASH = 0  # the page where rows without a token write
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the server runs.
+
+    Attributes:
+      new: tokens that are generated for each prompt.
+      slots: sequences at once.
+      page: tokens of a page.
+      pages: pages of a pool.
+      chunk: tokens of prompts in a step.
+      drafts: tokens that are guessed before each step, for each sequence.
+      draft_layers: the layers of the model that guess them.
+      temperature: 0 for the most likely tokens.
+      seed: of the random bits.
+    """
+
+    new: int = 64
+    slots: int = 8
+    page: int = 16
+    pages: int = 128
+    chunk: int = 64
+    drafts: int = 0
+    draft_layers: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """The tokens of a step, and where their keys and values lie; T rows of S sequences of at most P pages."""
+
+    tokens: Any  # int32[T]
+    positions: Any  # int32[T]
+    pages: Any  # int32[T], where the row's key and value are written
+    offsets: Any  # int32[T]
+    lengths: Any  # int32[S], keys of a sequence with those of the step
+    table: Any  # int32[S, P]
+    starts: Any  # int32[S + 1]
+
+
+def forward(
+    config: Config, layers: int, weights: Weights, pools: tuple[Array, ...], rows: Rows
+) -> tuple[tuple[Array, ...], Array]:
+    """The pools with the keys and values of the rows, and the logits [T, 256] of so many layers."""
+    x, after = weights.embedding[rows.tokens], list(pools)
+    for number in range(layers):
+        w = jax.tree.map(lambda stacked, n=number: stacked[n], weights.blocks)
+        normed = rms_norm(x, w.attention_norm)
+        heads = (matmul(normed, m).reshape(1, len(x), -1, config.head_dim) for m in (w.query, w.key, w.value))
+        query, key, value = heads
+        query, key = (rope(part, rows.positions[None])[0] for part in (query, key))
+        # The key of head g at 2 g, its value at 2 g + 1.
+        both = jnp.stack([key, value[0]], axis=2).reshape(len(x), -1, config.head_dim)
+        after[number] = pools[number].at[rows.pages, rows.offsets].set(both)
+        out = ragged_paged_attention(query, after[number], rows.lengths, rows.table, rows.starts)
+        x += matmul(out.reshape(len(x), -1), w.out)
+        normed = rms_norm(x, w.hidden_norm)
+        x += matmul(swiglu(matmul(normed, w.gate), matmul(normed, w.up)), w.down)
+    return tuple(after), matmul(rms_norm(x, weights.norm), weights.head)
+
+
+@cache
+def steps(config: Config, settings: Settings) -> tuple[Any, Any]:
+    """The two jitted steps, which take the pools over: of the layers that guess, and of the model."""
+
+    def guess(weights: Weights, pools: tuple[Array, ...], rows: Rows) -> tuple[tuple[Array, ...], Array]:
+        pools, logits = forward(config, settings.draft_layers, weights, pools, rows)
+        return pools, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def verify(
+        weights: Weights, pools: tuple[Array, ...], rows: Rows, places: Array, drafts: Array, lens: Array, key: Array
+    ) -> tuple[tuple[Array, ...], Array, Array]:
+        """places[S, drafts + 1]: the rows whose logits decide about each draft, and about the token behind them."""
+        pools, logits = forward(config, config.layers, weights, pools, rows)
+        tokens, counts = verify_drafts(logits[places], drafts, key, None, lens, temperature=settings.temperature)
+        return pools, tokens, counts
+
+    return jax.jit(guess, donate_argnums=1), jax.jit(verify, donate_argnums=1)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Text:
+    """A sequence: its prompt and its new tokens, of which the first `cached` have keys and values in its pages."""
+
+    number: int
+    known: list[int]
+    end: int
+    pages: list[int] = field(default_factory=list[int])
+    cached: int = 0
+
+    @property
+    def generates(self) -> bool:
+        """True if only its last token has no key yet."""
+        return self.cached == len(self.known) - 1
+
+
+@dataclass
+class Generated:
+    """The new tokens of each prompt, the seconds, and how many drafts were accepted of those that were verified."""
+
+    tokens: list[list[int]]
+    seconds: float
+    accepted: int = 0
+    guessed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second."""
+        return sum(map(len, self.tokens)) / self.seconds
+
+
+class Server:
+    """The pools, and the sequences in them."""
+
+    def __init__(self, config: Config, weights: Weights, settings: Settings) -> None:
+        if config.experts:
+            raise ValueError(f"expected a model without experts; got experts={config.experts}")
+        if not 0 < settings.draft_layers <= config.layers:
+            raise ValueError(f"expected draft_layers from 1 to {config.layers}; got {settings.draft_layers}")
+        self._config, self._weights, self._settings = config, jax.device_put(weights), settings
+        shape = (settings.pages, settings.page, 2 * config.kv_heads, config.head_dim)
+        self._pools = tuple(jnp.zeros(shape, jnp.float32) for _ in range(config.layers))
+        self._free = [page for page in range(settings.pages) if page != TRASH]
+        self._slots: list[Text | None] = [None] * settings.slots
+        self._guess, self._verify = steps(config, settings)
+        self._key = jax.random.key(settings.seed)
+        self._count = 0
+
+    def run(self, prompts: Sequence[Sequence[int]], progress: bool = False) -> Generated:
+        """Generate for all prompts.
+
+        Raises:
+          ValueError: a prompt is empty, or longer than the pool.
+        """
+        settings, started = self._settings, time.perf_counter()
+        texts = [Text(n, list(prompt), len(prompt) + settings.new) for n, prompt in enumerate(prompts)]
+        for text in texts:
+            if not text.known or self._needs(text) >= settings.pages:
+                most = (settings.pages - 1) * settings.page - settings.new - settings.drafts
+                raise ValueError(f"expected a prompt of 1 to {most} tokens; prompt {text.number} has {len(text.known)}")
+        waiting, result = deque(texts), Generated([], 0.0)
+        with tqdm(total=settings.new * len(texts), unit="token", disable=not progress) as bar:
+            while waiting or any(self._slots):
+                self._admit(waiting)
+                bar.update(self._step(result))
+        result.tokens = [text.known[text.end - settings.new : text.end] for text in texts]
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def _needs(self, text: Text) -> int:
+        """Pages of a sequence, with room for the drafts behind its end."""
+        return -(-(text.end + self._settings.drafts) // self._settings.page)
+
+    def _admit(self, waiting: deque[Text]) -> None:
+        """Give slots and pages to sequences that wait, in their order."""
+        for slot, text in enumerate(self._slots):
+            if text is None and waiting and self._needs(waiting[0]) <= len(self._free):
+                admitted = waiting.popleft()
+                admitted.pages = [self._free.pop() for _ in range(self._needs(admitted))]
+                self._slots[slot] = admitted
+
+    def _step(self, result: Generated) -> int:
+        """One step of the model for all slots; the number of new tokens."""
+        settings, drafts = self._settings, self._drafts()
+        chunk, spans, lens = settings.chunk, list[list[int]](), np.zeros(settings.slots, np.int32)
+        for slot, text in enumerate(self._slots):
+            if text is None:
+                spans.append([])
+            elif text.generates:
+                lens[slot] = min(settings.drafts, text.end - len(text.known) - 1)
+                spans.append([text.known[-1], *map(int, drafts[slot, : lens[slot]])])
+            else:
+                spans.append(text.known[text.cached : text.cached + chunk])
+                chunk -= len(spans[-1])
+        # Two sizes of steps, so that XLA compiles two programs: with room for prompts, and without.
+        prompts = settings.chunk if chunk < settings.chunk else 0
+        rows = self._rows(spans, settings.slots * (settings.drafts + 1) + prompts)
+        # The last row of a prompt decides about its first new token, the rows of drafts about the drafts.
+        first = rows.starts[1:] - 1 - lens
+        places = np.maximum(0, first[:, None] + np.minimum(np.arange(settings.drafts + 1), lens[:, None]))
+        key = jax.random.fold_in(self._key, self._count)
+        self._count += 1
+        self._pools, *found = self._verify(self._weights, self._pools, rows, places, drafts, lens, key)
+        tokens, counts = map(np.asarray, found)
+        made = 0
+        for slot, (text, span) in enumerate(zip(self._slots, spans, strict=True)):
+            if text is None or not span:
+                continue
+            ends_prompt = not text.generates and text.cached + len(span) == len(text.known)
+            if text.generates:
+                result.accepted += int(counts[slot]) - 1
+                result.guessed += int(lens[slot])
+                text.cached += int(counts[slot])
+            else:
+                text.cached += len(span)
+                if not ends_prompt:
+                    continue
+            text.known += map(int, tokens[slot, : counts[slot]])
+            made += int(counts[slot])
+            if len(text.known) >= text.end:
+                self._free += text.pages
+                self._slots[slot] = None
+        return made
+
+    def _drafts(self) -> np.ndarray[Any, Any]:
+        """int32[slots, drafts]: for each sequence that generates, the next tokens by the first layers."""
+        settings = self._settings
+        drafts = np.zeros((settings.slots, settings.drafts), np.int32)
+        for number in range(settings.drafts):
+            spans = list[list[int]]()
+            for slot, text in enumerate(self._slots):
+                generates = text is not None and text.generates
+                last = drafts[slot, number - 1] if number else text.known[-1] if text is not None else 0
+                spans.append([int(last)] if generates else [])
+            if not any(spans):
+                break
+            rows = self._rows(spans, settings.slots, number)
+            self._pools, tokens = self._guess(self._weights, self._pools, rows)
+            drafts[:, number] = np.asarray(tokens)[np.maximum(0, rows.starts[1:] - 1)]
+        return drafts
+
+    def _rows(self, spans: Sequence[Sequence[int]], count: int, ahead: int = 0) -> Rows:
+        """The rows of each slot's tokens, which stand `ahead` behind those that are cached; `count` rows in all."""
+        settings = self._settings
+        tokens, positions, pages, offsets = (np.zeros(count, np.int32) for _ in range(4))
+        lengths, table = np.zeros(settings.slots, np.int32), np.zeros((settings.slots, settings.pages), np.int32)
+        starts = np.concatenate([[0], np.cumsum([len(span) for span in spans])]).astype(np.int32)
+        for slot, (text, span) in enumerate(zip(self._slots, spans, strict=True)):
+            if text is None or not span:
+                continue
+            part = slice(starts[slot], starts[slot + 1])
+            places = text.cached + ahead + np.arange(len(span))
+            tokens[part], positions[part] = span, places
+            pages[part] = np.asarray(text.pages)[places // settings.page]
+            offsets[part] = places % settings.page
+            lengths[slot] = places[-1] + 1
+            table[slot, : len(text.pages)] = text.pages
+        return Rows(tokens, positions, pages, offsets, lengths, table, starts)
+
+
+# --- the plain loop ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def _plain_step(config: Config) -> Any:
+    """The jitted step of `plain`: tokens[B, n] at positions[B, n], and caches [B, L, K, H] of each layer."""
+
+    def step(weights: Weights, caches: Any, tokens: Array, positions: Array) -> tuple[Any, Array]:
+        x, after = weights.embedding[tokens], list[Any]()
+        sequences, length = tokens.shape
+        batch = jnp.arange(sequences)[:, None]
+        for number, cached in enumerate(caches):
+            w = jax.tree.map(lambda stacked, n=number: stacked[n], weights.blocks)
+            normed = rms_norm_reference(x, w.attention_norm)
+            heads = ((normed @ m).reshape(sequences, length, -1, config.head_dim) for m in (w.query, w.key, w.value))
+            query, key, value = heads
+            query, key = rope_reference(query, positions), rope_reference(key, positions)
+            keys, values = (c.at[batch, positions].set(new) for c, new in zip(cached, (key, value), strict=True))
+            after.append((keys, values))
+            mask = jnp.arange(keys.shape[1]) <= positions[..., None]
+            out = jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
+            x += out.reshape(sequences, length, -1) @ w.out
+            normed = rms_norm_reference(x, w.hidden_norm)
+            x += swiglu_reference(normed @ w.gate, normed @ w.up) @ w.down
+        return after, jnp.argmax(rms_norm_reference(x, weights.norm) @ weights.head, axis=-1)
+
+    return jax.jit(step, donate_argnums=1)
+
+
+def plain(config: Config, weights: Weights, prompts: Sequence[Sequence[int]], new: int) -> Generated:
+    """The most likely tokens by plain `jnp`: all prompts at once, padded, and a cache for the longest."""
+    started, step = time.perf_counter(), _plain_step(config)
+    lengths = np.array([len(prompt) for prompt in prompts])
+    longest, count = int(lengths.max()), len(prompts)
+    shape = (count, longest + new, config.kv_heads, config.head_dim)
+    caches: Any = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.layers)]
+    tokens = np.array([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], np.int32)
+    caches, best = step(weights, caches, tokens, np.broadcast_to(np.arange(longest), tokens.shape))
+    # What a short prompt's padding wrote into the cache lies behind its tokens, and is overwritten in time.
+    made = [np.asarray(best)[np.arange(count), lengths - 1]]
+    for number in range(new - 1):
+        caches, best = step(weights, caches, made[-1][:, None], (lengths + number)[:, None])
+        made.append(np.asarray(best)[:, 0])
+    return Generated(np.stack(made, 1).tolist(), time.perf_counter() - started)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def restored(folder: Path, config: Config) -> Weights:
+    """The weights of a checkpoint of `examples/train.py`.
+
+    Raises:
+      ValueError: it is of another model.
+    """
+    weights = init(config)
+    leaves, tree = jax.tree.flatten(weights)
+    with np.load(folder / "state.npz") as file:
+        arrays = [file[f"{n}"] for n in range(len(leaves)) if f"{n}" in file]
+    if [x.shape for x in arrays] != [x.shape for x in leaves]:
+        raise ValueError(f"{folder}/state.npz is of another model: give the arguments of its training")
+    return jax.tree.unflatten(tree, arrays)
+
+
+def excerpts(count: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of 8 to 128 bytes, from the source of Python's `argparse`."""
+    random, text = np.random.default_rng(seed), Path(argparse.__file__).read_bytes()
+    starts, lengths = random.integers(0, len(text) - 128, count), random.integers(8, 129, count)
+    return [list(text[s : s + n]) for s, n in zip(starts, lengths, strict=True)]
+
+
+def main() -> None:
+    """Generate, and compare with the plain loop."""
+    cli = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    cli.add_argument("--checkpoint", type=Path, help="the folder of a checkpoint of examples/train.py")
+    cli.add_argument("--prompts", type=int, default=8, help="how many")
+    for name in ("layers", "width", "heads", "kv_heads", "hidden"):
+        cli.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Config, name), help="of the model")
+    for name in ("new", "slots", "drafts", "draft_layers", "seed"):
+        cli.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
+    cli.add_argument("--temperature", type=float, default=Settings.temperature)
+    given = cli.parse_args()
+    config = Config(given.layers, given.width, given.heads, given.kv_heads, given.hidden)
+    longest = 128 + given.new + given.drafts
+    settings = Settings(
+        pages=1 + given.slots * -(-longest // Settings.page),
+        new=given.new,
+        slots=given.slots,
+        drafts=given.drafts,
+        draft_layers=given.draft_layers,
+        temperature=given.temperature,
+        seed=given.seed,
+    )
+    weights = restored(given.checkpoint, config) if given.checkpoint else init(config)
+    prompts = excerpts(given.prompts)
+    serve = partial(Server(config, weights, settings).run, prompts)
+    serve()  # compiles
+    result = serve(progress=True)
+    for prompt, tokens in zip(prompts[:2], result.tokens, strict=False):
+        print(bytes(prompt).decode(errors="replace"), "→", bytes(tokens).decode(errors="replace"), sep="")
+    print(f"{result.rate:.0f} tokens a second; {result.accepted} of {result.guessed} drafts accepted")
+    if settings.temperature == 0:
+        plain(config, weights, prompts, settings.new)
+        other = plain(config, weights, prompts, settings.new)
+        same = sum(a == b for a, b in zip(result.tokens, other.tokens, strict=True))
+        print(f"plain jnp: {other.rate:.0f} tokens a second; {same} of {len(prompts)} texts are the same")
+
+
+if __name__ == "__main__":
+    main()
