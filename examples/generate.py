@@ -76,13 +76,19 @@ class Rows(NamedTuple):
     starts: Any  # int32[S + 1]
 
 
+def by_layer(config: Config, weights: Weights) -> Weights:
+    """The weights with a tuple of blocks: a slice of stacked weights would be a copy in every step."""
+    blocks = (jax.tree.map(lambda stacked, n=n: stacked[n], weights.blocks) for n in range(config.layers))
+    return jax.device_put(weights._replace(blocks=tuple(blocks)))
+
+
 def forward(
     config: Config, layers: int, weights: Weights, pools: tuple[Array, ...], rows: Rows
 ) -> tuple[tuple[Array, ...], Array]:
     """The pools with the keys and values of the rows, and the logits [T, 256] of so many layers."""
     x, after = weights.embedding[rows.tokens], list(pools)
     for number in range(layers):
-        w = jax.tree.map(lambda stacked, n=number: stacked[n], weights.blocks)
+        w = weights.blocks[number]
         normed = rms_norm(x, w.attention_norm)
         heads = (matmul(normed, m).reshape(1, len(x), -1, config.head_dim) for m in (w.query, w.key, w.value))
         query, key, value = heads
@@ -158,7 +164,7 @@ class Server:
             raise ValueError(f"expected a model without experts; got experts={config.experts}")
         if not 0 < settings.draft_layers <= config.layers:
             raise ValueError(f"expected draft_layers from 1 to {config.layers}; got {settings.draft_layers}")
-        self._config, self._weights, self._settings = config, jax.device_put(weights), settings
+        self._config, self._weights, self._settings = config, by_layer(config, weights), settings
         shape = (settings.pages, settings.page, 2 * config.kv_heads, config.head_dim)
         self._pools = tuple(jnp.zeros(shape, jnp.float32) for _ in range(config.layers))
         self._free = [page for page in range(settings.pages) if page != TRASH]
@@ -291,7 +297,7 @@ def _plain_step(config: Config) -> Any:
         sequences, length = tokens.shape
         batch = jnp.arange(sequences)[:, None]
         for number, cached in enumerate(caches):
-            w = jax.tree.map(lambda stacked, n=number: stacked[n], weights.blocks)
+            w = weights.blocks[number]
             normed = rms_norm_reference(x, w.attention_norm)
             heads = ((normed @ m).reshape(sequences, length, -1, config.head_dim) for m in (w.query, w.key, w.value))
             query, key, value = heads
@@ -310,6 +316,7 @@ def _plain_step(config: Config) -> Any:
 
 def plain(config: Config, weights: Weights, prompts: Sequence[Sequence[int]], new: int) -> Generated:
     """The most likely tokens by plain `jnp`: all prompts at once, padded, and a cache for the longest."""
+    weights = by_layer(config, weights)
     started, step = time.perf_counter(), _plain_step(config)
     lengths = np.array([len(prompt) for prompt in prompts])
     longest, count = int(lengths.max()), len(prompts)
