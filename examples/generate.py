@@ -54,7 +54,7 @@ class Settings:
     slots: int = 8
     page: int = 16
     pages: int = 128
-    chunk: int = 64
+    chunk: int = 256
     drafts: int = 0
     draft_layers: int = 1
     temperature: float = 0.0
