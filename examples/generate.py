@@ -77,7 +77,7 @@ class Rows(NamedTuple):
 
 
 def by_layer(config: Config, weights: Weights) -> Weights:
-    """The weights with a tuple of blocks: a slice of stacked weights would be a copy in every step."""
+    """The weights with a tuple of blocks: XLA on CPUs would copy a slice of stacked weights in every step."""
     blocks = (jax.tree.map(lambda stacked, n=n: stacked[n], weights.blocks) for n in range(config.layers))
     return jax.device_put(weights._replace(blocks=tuple(blocks)))
 
