@@ -150,7 +150,7 @@ class Machine:
         self.local = np.full((count, -(-max(entry.local_bytes, 1) // 8) * 8), 0xFF, np.uint8)
         self.carry = np.zeros(count, bool)
         self.executes = [_execute_of(table, instruction) for instruction in entry.instructions]
-        # Barriers of mbarrier, by (block, address); those of bar.sync, by (block, number).
+        # mbarriers by (block, address); threads that wait at `bar.sync` by (block, number).
         self.mbarriers: dict[tuple[int, int], Any] = {}
         self.arrived: dict[tuple[int, int], list[tuple[int, Array]]] = {}
         # Tensor copies that did not run yet, by the mbarrier where they arrive.

@@ -101,8 +101,8 @@ class Races:
         agent = self._agent(barrier)
         self.clocks[block, agent, agent] += 1
         self._set_written(words, agent, self.clocks[block, agent, agent], True)
-        known = self._barriers.setdefault(barrier, np.zeros(self.clocks.shape[1], np.int32))
-        known[agent] = self.clocks[block, agent, agent]
+        clock = self._barriers.setdefault(barrier, np.zeros(self.clocks.shape[1], np.int32))
+        clock[agent] = self.clocks[block, agent, agent]
 
     def begin_copy(self, places: Array, nbytes: int, ids: Array) -> None:
         """Threads begin `cp.async` to some bytes."""
@@ -126,12 +126,12 @@ class Races:
     def arrive(self, barrier: tuple[int, int], thread: int) -> None:
         """A thread arrives at an mbarrier."""
         block, warp = barrier[0], thread % self._threads // 32
-        known = self._barriers.setdefault(barrier, np.zeros(self.clocks.shape[1], np.int32))
-        np.maximum(known, self.clocks[block, warp], out=known)
+        clock = self._barriers.setdefault(barrier, np.zeros(self.clocks.shape[1], np.int32))
+        np.maximum(clock, self.clocks[block, warp], out=clock)
         self.clocks[block, warp, warp] += 1
 
     def end_phase(self, barrier: tuple[int, int]) -> None:
-        """A phase of an mbarrier ends: who waits for it sees what was done before the arrivals so far."""
+        """A phase of an mbarrier ends. Warps that wait for it see the accesses in front of its arrivals."""
         self._ended[barrier] = self._barriers[barrier].copy()
 
     def wait(self, barrier: tuple[int, int], warps: Array) -> None:
@@ -141,11 +141,11 @@ class Races:
             clocks[warps] = np.maximum(clocks[warps], self._ended[barrier])
 
     def fence(self, ids: Array) -> None:
-        """Threads make what they know to be written visible to the asynchronous proxy."""
+        """The asynchronous proxy sees all writes that are ordered before the fence of these threads."""
         for block, warps in self._warps_of(ids):
-            known = self.clocks[block, warps].max(0)
+            clock = self.clocks[block, warps].max(0)
             part = slice(block * self._words_of_block, (block + 1) * self._words_of_block)
-            self.visible[part] |= known[self.writers[part]] >= self.write_clocks[part]
+            self.visible[part] |= clock[self.writers[part]] >= self.write_clocks[part]
 
     # --- inside ---
 

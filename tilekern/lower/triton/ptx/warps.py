@@ -33,20 +33,20 @@ def _shuffle(machine: Machine, instruction: Instruction, ids: Array) -> None:
     least = lane & mask
     match instruction.modifiers[1]:
         case "up":
-            other = lane - distance
-            inside = other >= most
+            chosen = lane - distance
+            inside = chosen >= most
         case "down":
-            other = lane + distance
-            inside = other <= most
+            chosen = lane + distance
+            inside = chosen <= most
         case "bfly":
-            other = lane ^ distance
-            inside = other <= most
+            chosen = lane ^ distance
+            inside = chosen <= most
         case _:
-            other = least | distance & ~mask
-            inside = other <= most
-    other = np.where(inside, other, lane)
+            chosen = least | distance & ~mask
+            inside = chosen <= most
+    chosen = np.where(inside, chosen, lane)
     if isinstance(source, Register):
-        thread = ids - lane + other
+        thread = ids - lane + chosen
         if ids is not machine.all and not np.isin(thread, ids).all():
             raise PtxError("a thread reads a register of a thread that takes no part")
         machine_values = machine.registers[source.name][thread]
@@ -81,8 +81,8 @@ def _vote(machine: Machine, instruction: Instruction, ids: Array) -> None:
         case "ballot":
             bits = np.bincount(warps, np.where(holds, 2.0 ** machine.lane[ids], 0), minlength=warps.max() + 1)
             machine.write(into, ids, bits.astype(np.uint64).astype(np.uint32)[warps])
-        case other:
-            raise PtxError(f"vote.{other} is not known")
+        case kind:
+            raise PtxError(f"vote.{kind} is not known")
 
 
 def _reduce(machine: Machine, instruction: Instruction, ids: Array) -> None:
