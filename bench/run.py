@@ -32,6 +32,7 @@ from bench import (
     ragged_dot,
     recurrences,
     rows,
+    sample,
     sharding,
     vmap,
 )
@@ -63,6 +64,7 @@ FILES = {
     "ragged_dot": ragged_dot,
     "recurrences": recurrences,
     "rows": rows,
+    "sample": sample,
     "sharding": sharding,
     "vmap": vmap,
 }

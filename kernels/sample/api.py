@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.checks import as_int32, as_rows, is_float, is_integer, require
+from tilekern.kernels.checks import as_int32, as_real, as_rows, is_float, is_integer, require
 from tilekern.kernels.sample import checks
 from tilekern.kernels.sample.arguments import Rates
 from tilekern.kernels.sample.drafts import verified
@@ -85,6 +85,9 @@ def sample(
     )
     if logits.size == 0:
         return jnp.zeros(shape, jnp.int32)
+    if as_real(temperature) == 0 and penalties is None:
+        x = logits.astype(jnp.float32)
+        return jnp.argmax(jnp.where(jnp.isnan(x), -jnp.inf, x), axis=-1).astype(jnp.int32)
     tokens = sampled_tokens(as_rows(logits), as_rows(keys), rates, penalties, target=target, block_v=block_v)
     return tokens.reshape(shape)
 
