@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests import compilations, durations, seeds, sweeps
 
 # Millions of objects live as long as the process, and JAX adds work of its own to each collection: fewer of them.
-gc.set_threshold(10_000, 10, 10)
+gc.set_threshold(50_000, 10, 10)
 
 # Tests of meshes take up to 8 devices, all others the first one. Processes that tests start have their own number.
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -26,6 +26,7 @@ if "device_count" not in os.environ.get("XLA_FLAGS", ""):
 
 _COMPILED = compilations.folder(Path.home() / ".cache", Path(os.environ["XDG_CACHE_HOME"]))
 compilations.keep(_COMPILED)
+compilations.keep_machine_code(_COMPILED)
 
 # The first example of a shape compiles, so times say nothing about the code under test.
 settings.register_profile(

@@ -132,7 +132,7 @@ def _placed(array: Array, place: Place) -> tuple[Memory, Array]:
 @cache
 def _task(lowering: LlvmLowering) -> Callable[[int, int, int], None]:
     """The program's function `TASK`."""
-    code = toolchain._Codegen(lowering.text, lowering.machine).object()
+    code = toolchain.machine_code(lowering.text, lowering.machine)
     library = toolchain._link(f"task{next(_names)}", code, [TASK], toolchain.imported())
     task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(library[TASK])
     task.library = library  # the code goes with it

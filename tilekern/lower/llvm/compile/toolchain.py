@@ -73,7 +73,7 @@ def compile(program: Program) -> Compiled:
     """
     check_scratch(program)
     text, target = with_handler(program).text, program.module.machine
-    name = _name(text, target)
+    name = name_of(text, target)
     with lock:
         return Compiled(
             name, text, target, _loaded(program.name, name, text, target) if target.runs_on(host()) else None
@@ -84,10 +84,15 @@ def _loaded(kernel: str, name: str, text: str, target: Machine) -> LoadedCode:
     table, key = code_table(), name[-KEY_BYTES:]
     if (loaded := table.find(key)) is not None:
         return loaded
-    code = _Codegen(text, target).object()
+    code = machine_code(text, target)
     library = _link(name, code, [HANDLER], imported())
     perf_map.record(kernel, code, HANDLER, library[HANDLER])
     return table.add(key, library, library[HANDLER])
+
+
+def machine_code(text: str, target: Machine) -> bytes:
+    """The object file that LLVM makes of its IR for a machine; the same for the same arguments and LLVM."""
+    return _Codegen(text, target).object()
 
 
 def imported() -> dict[str, int]:
@@ -188,7 +193,7 @@ def _import(name: str) -> Any:
         ) from error
 
 
-def _name(text: str, target: Machine) -> str:
+def name_of(text: str, target: Machine) -> str:
     """A name that decides the code, in this process and in other processes."""
     versions = (_import("llvmlite").__version__, llvmlite().llvm_version_info)
     parts = repr((text, _runtime_text(target), target, versions))
