@@ -194,6 +194,14 @@ def test_what_jax_traced_outside_of_a_kernel_is_traced_again() -> None:
     np.testing.assert_array_equal(inside, products()(X))
 
 
+def test_a_module_without_one_of_its_functions_has_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, interceptor = products()(X), Interceptor()
+    monkeypatch.delattr(jnp, "sinc")
+    with attributes(interceptor):
+        np.testing.assert_array_equal(products()(X), expected)
+        assert not interceptor.calls and not hasattr(jnp, "sinc")
+
+
 def test_other_threads_keep_their_replacements() -> None:
     interceptor, inside, outside = Interceptor(), threading.Event(), threading.Event()
     types: list[Any] = []

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -84,18 +85,25 @@ class _Change(NamedTuple):
 
 
 class _Attributes:
-    """The functions that a module or a class has as attributes, by name."""
+    """The functions that a module or a class has as attributes, by name: one function at least."""
 
     def __init__(self, holder: Any, own: dict[str, Any]) -> None:
-        self._holder, self._names, self._own = holder, list(own), list(own.values())
+        self._holder, self._own = holder, own
+        # The first name twice: of one name `itemgetter` would return no tuple.
+        self._current, first = itemgetter(next(iter(own)), *own), next(iter(own.values()))
+        self._unchanged = (first, *own.values())
 
     def changes(self) -> Iterator[_Change]:
         """The changes that make replaced functions choose by thread."""
         namespace = cast(dict[str, Any], vars(self._holder))
-        current = [namespace.get(name) for name in self._names]
-        if current == self._own:  # a list first compares identities, which is the fastest way to find no change
-            return
-        for name, own, now in zip(self._names, self._own, current, strict=True):
+        # A tuple first compares identities. Each trace of a body comes here, so the usual case has no loop in Python.
+        try:
+            if self._current(namespace) == self._unchanged:
+                return
+        except KeyError:  # an attribute was deleted
+            pass
+        for name, own in self._own.items():
+            now = namespace.get(name)
             if now is not None and now is not own and not isinstance(now, _Choice):
                 yield _Change(self._holder, name, now, _Choice(own, now))
 
@@ -173,7 +181,7 @@ def _own() -> list[_Attributes | _Codes]:
     for name, module in modules.items():
         for holder in (module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == name)):
             own = {n: x for n, x in vars(holder).items() if _is_function(x) and _is_own(x, name)}
-            attributes.append(_Attributes(holder, own))
+            attributes += [_Attributes(holder, own)] if own else []
             functions |= {id(x): x for value in own.values() for x in _wrapped(value)}
     return [*attributes, _Codes(list(functions.values()))]
 
