@@ -88,6 +88,16 @@ def test_broken_functions(message: str) -> None:
         assert caught.value.loc == loc, "the line of the op"
 
 
+def test_what_changes_in_a_verified_op_or_its_copy_is_verified_again() -> None:
+    first = negated(A.result)
+    verify(body(A, first))
+    copy = first.copy()
+    for op in (first, copy):
+        object.__setattr__(op, "results", (tile((3,)),))
+        with pytest.raises(VerifyError, match="its rule gives"):
+            verify(body(A, op))
+
+
 def test_an_argument_of_two_regions_is_defined_twice() -> None:
     arg = Value(INDEX, "n")
     more = Elementwise(operands=(arg, arg), function="lt")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from weakref import WeakSet
-
 from tilekern import source
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Block, Func, Op, Value, require
 from tilekern.ir.types import INDEX
 
-# Ops whose type rule was found to hold. Ops and the types of their operands never change, so it holds for good.
-_WELL_TYPED: WeakSet[Op] = WeakSet()
+# The attribute of an op whose type rule was found to hold: its operands, regions and results at that time. Ops and the
+# types of values never change, so the rule holds for good. A copy of the op has the attribute, too, but other results.
+_WELL_TYPED = "_well_typed"
 
 
 def verify(func: Func) -> None:
@@ -51,7 +50,8 @@ def _verify_op(op: Op, visible: set[Value], defined: set[Value]) -> None:
             raise VerifyError(f"{op.name} uses %{value.name}: {value.type}, which is not defined there")
     for region in op.regions:
         _verify_block(region, visible, defined)
-    if op not in _WELL_TYPED:
+    operands, regions, results = op.__dict__.get(_WELL_TYPED, (None, None, None))
+    if operands is not op.operands or regions is not op.regions or results is not op.results:
         _verify_types(op)
     _define(op.results, visible, defined)
 
@@ -60,7 +60,7 @@ def _verify_types(op: Op) -> None:
     types, inferred = tuple(v.type for v in op.results), op.infer()
     if inferred != types:
         raise VerifyError(f"{op.name} has results {types}, its rule gives {inferred}")
-    _WELL_TYPED.add(op)
+    op.__dict__[_WELL_TYPED] = (op.operands, op.regions, op.results)
 
 
 def _define(values: tuple[Value, ...], visible: set[Value], defined: set[Value]) -> None:

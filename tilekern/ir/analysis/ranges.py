@@ -391,7 +391,12 @@ def _seed(
 
 
 def update(ranges: MutableMapping[Value, Interval], op: Op) -> None:
-    """Add the intervals of an op's results, from the intervals of its operands and of the values in its regions."""
+    """Add the intervals of an op's results, from the intervals of its operands and of the values in its regions.
+
+    An op of the analysed Func, which a rewrite has left as it was, has its intervals.
+    """
+    if op.results and op.results[0] in ranges:
+        return
     if not op.regions and op.pure and len(op.results) == 1:
         if whole(op.results[0].tile.dtype) is not None:  # most ops are of floats, of which nothing is known
             _set(ranges, op.result, transfer(op, [ranges.get(v) for v in op.operands]))
