@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import jax
@@ -52,6 +53,7 @@ def tpu_kind() -> str | None:
     return next((str(d.device_kind) for d in _devices("tpu")), None) if has_tpu_chips() else None
 
 
+@cache  # it reads a file of each PCI device
 def has_tpu_chips() -> bool:
     """True if TPU chips are attached to this machine, though JAX may not use them. It loads no driver."""
     return bool(hardware_utils.num_available_tpu_chips_and_device_id()[0])
