@@ -7,7 +7,6 @@ probability beside that of the most likely token, in units of 2^-20; its weight 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,60 +15,11 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.kernels.blocks import power_of_two, tiled
 from tilekern.kernels.sample.arguments import Penalties, Rates
-from tilekern.kernels.sample.fixed_point import LOWEST, from_ordered, gumbel, ordered, power
-
-LEAST = -(2**31)
-"""The key of lanes that are no token, and the score of tokens that are not drawn."""
+from tilekern.kernels.sample.fixed_point import LOWEST, from_ordered, gumbel, power
+from tilekern.kernels.sample.row import LEAST, Row, largest, with_candidates
 
 EXPONENT = -float(2**30)
 """The least log2 of a probability in units of 2^-20: 2^-1024. Less likely tokens count as so likely."""
-
-
-class Row(NamedTuple):
-    """A row of logits, as refs.
-
-    Attributes:
-      logits: float [B, V].
-      penalties: of the logits, or None.
-      number: the row, an int32 scalar.
-      columns: the tiles of the row's tokens.
-    """
-
-    logits: Any
-    penalties: Penalties | None
-    number: Any
-    columns: Any
-
-    def keys(self, j: tk.Tile) -> jax.Array:
-        """int32[block_v], the logits behind their penalties by `ordered`; `LEAST` behind the last token."""
-        x = self.logits[self.number, j].astype(jnp.float32)
-        if self.penalties is not None:
-            x = _penalized(x, self.penalties, self.number, j)
-        return jnp.where(j.valid, ordered(x), LEAST)
-
-    def reduce[T](self, step: Callable[[tk.Tile, jax.Array, T], T], init: T) -> T:
-        """Fold step(tile, keys of the tile, carry) over the row."""
-        return tk.fold(self.columns, lambda j, carry: step(j, self.keys(j), carry), init)
-
-
-def _penalized(x: jax.Array, penalties: Penalties, r: Any, j: tk.Tile) -> jax.Array:
-    """The logits behind their penalties.
-
-    Each product is exact, or is no term of a sum: it makes no difference whether a compiler fuses it with the sum.
-    """
-    counts = penalties.counts[r, j]
-    occurs = counts > 0
-    if penalties.repetition is not None:
-        of_negative, of_positive = penalties.repetition[r, 0], penalties.repetition[r, 1]
-        repeated = jnp.where(x > 0, x * of_positive, x * of_negative)
-        # Only through its bits: as floats, the product and the next difference could be fused.
-        x = from_ordered(ordered(jnp.where(counts != 0, repeated, x)))
-    if penalties.frequency is not None:
-        times = jnp.clip(counts, 0, 4095).astype(jnp.float32)
-        x = x - penalties.frequency[r, 0] * times - penalties.frequency[r, 1] * times
-    if penalties.presence is not None:
-        x = x - jnp.where(occurs, penalties.presence[r], jnp.float32(0))
-    return x
 
 
 class Sums(NamedTuple):
@@ -126,7 +76,7 @@ class Kept(NamedTuple):
 
 def kept_tokens(row: Row, rates: Rates) -> Kept:
     """The tokens of a row that are kept: of `min_p`, then of those by `top_k`, and of those by `top_p`."""
-    best = row.reduce(lambda j, keys, most: jnp.maximum(most, keys.max()), jnp.int32(LEAST))
+    best = row.reduce(lambda tokens, keys, most: jnp.maximum(most, keys.max()), jnp.int32(LEAST))
     # Tokens of -inf are not drawn unless all are.
     kept = Kept(rates, best, jnp.minimum(best, LOWEST + 1))
     if rates.top_k is not None:
@@ -136,37 +86,24 @@ def kept_tokens(row: Row, rates: Rates) -> Kept:
     return kept
 
 
-def _largest(reaches: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest int32 for which `reaches` holds, bit by bit from the sign on; the least int32 if there is none.
-
-    `reaches` holds up to some number, and not from there on.
-    """
-
-    def step(n: jax.Array, found: jax.Array) -> jax.Array:
-        raised = found + (jnp.int32(1) << (31 - n))  # with the sign bit, from the least number to 0
-        return jnp.where(reaches(raised), raised, found)
-
-    return tk.fold(tk.serial(32), step, jnp.int32(LEAST))
-
-
 def _top_k(row: Row, kept: Kept) -> jax.Array:
     """The key of the k-th token of those kept; that of the last one if there are fewer."""
 
     def reaches(least: jax.Array) -> jax.Array:
-        def count(j: tk.Tile, keys: jax.Array, total: jax.Array) -> jax.Array:
+        def count(tokens: jax.Array, keys: jax.Array, total: jax.Array) -> jax.Array:
             counts = kept(keys, kept.exponents(keys)) & (keys >= least)
             return total + counts.sum(dtype=jnp.int32)
 
         return row.reduce(count, jnp.int32(0)) >= kept.rates.top_k
 
-    return jnp.maximum(kept.least, _largest(reaches))
+    return jnp.maximum(kept.least, largest(reaches))
 
 
 def _top_p(row: Row, kept: Kept) -> jax.Array:
     """The key up to which the tokens kept have `top_p` of the probability: those with larger keys have less."""
 
     def total(least: jax.Array) -> Sums:
-        def add(j: tk.Tile, keys: jax.Array, sums: Sums) -> Sums:
+        def add(tokens: jax.Array, keys: jax.Array, sums: Sums) -> Sums:
             exponents = kept.exponents(keys)
             counts = kept(keys, exponents) & (keys >= least)
             return sums.plus(jnp.where(counts, power(exponents), jnp.uint32(0)))
@@ -174,7 +111,7 @@ def _top_p(row: Row, kept: Kept) -> jax.Array:
         return row.reduce(add, Sums(jnp.uint32(0), jnp.uint32(0)))
 
     goal = total(kept.least).share(kept.rates.top_p)
-    found = jnp.maximum(kept.least, _largest(lambda least: total(least).reaches(goal)))
+    found = jnp.maximum(kept.least, largest(lambda least: total(least).reaches(goal)))
     return jnp.where(kept.rates.top_p >= 1 << 16, kept.least, found)
 
 
@@ -182,7 +119,8 @@ def _row(logits: Any, rates: Rates, penalties: Penalties | None, block_v: int) -
     """The row of a program, and its rates."""
     r = tk.parallel(logits.shape[0])
     row = Row(logits, penalties, r, tk.serial(logits.shape[1], block_v))
-    return row, Rates(*(None if rate is None else rate[r] for rate in rates))
+    of_row = Rates(*(None if rate is None else rate[r] for rate in rates))
+    return (row if of_row.top_k is None else with_candidates(row, of_row.top_k, block_v)), of_row
 
 
 def _tokens(logits: Any, *unused: Any) -> jax.ShapeDtypeStruct:
@@ -210,16 +148,18 @@ def sampled_tokens(
     key_data = keys[row.number]
     is_greedy = of_row.scale == jnp.inf
 
-    def step(j: tk.Tile, keys: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(numbers: jax.Array, keys: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         score, token = best
         exponents = kept.exponents(keys)
-        drawn = exponents + gumbel(tk.random_bits(key_data, j.indices))
+        drawn = exponents + gumbel(tk.random_bits(key_data, numbers))
         scores = jnp.where(kept(keys, exponents), jnp.where(is_greedy, keys, drawn), LEAST)
-        largest = scores.max()
-        first = jnp.where(scores == largest, j.indices, jnp.int32(2**31 - 1)).min()
-        return jnp.maximum(score, largest), jnp.where(largest > score, first, token)
+        most = scores.max()
+        first = jnp.where(scores == most, numbers, _NO_TOKEN).min()
+        # Candidates are in no order, so of equal scores the least number is taken.
+        first = jnp.where(most == score, jnp.minimum(token, first), first)
+        return jnp.maximum(score, most), jnp.where(most >= score, first, token)
 
-    _, tokens[row.number] = row.reduce(step, (jnp.int32(LEAST), jnp.int32(0)))
+    _, tokens[row.number] = row.reduce(step, (jnp.int32(LEAST), jnp.int32(_NO_TOKEN)))
 
 
 def _like_logits(logits: Any, *unused: Any) -> jax.ShapeDtypeStruct:
@@ -238,10 +178,10 @@ def kept_logits(
     kept = kept_tokens(row, of_row)
     is_greedy = of_row.scale == jnp.inf
 
-    def first(j: tk.Tile, keys: jax.Array, token: jax.Array) -> jax.Array:
-        return jnp.minimum(token, jnp.where(keys == kept.best, j.indices, jnp.int32(2**31 - 1)).min())
+    def first(numbers: jax.Array, keys: jax.Array, token: jax.Array) -> jax.Array:
+        return jnp.minimum(token, jnp.where(keys == kept.best, numbers, _NO_TOKEN).min())
 
-    token = row.reduce(first, jnp.int32(2**31 - 1))
+    token = row.reduce(first, jnp.int32(_NO_TOKEN))
 
     def write(j: tk.Tile) -> None:
         keys = row.keys(j)
@@ -250,8 +190,10 @@ def kept_logits(
         logarithms = exponents.astype(jnp.float32) * jnp.float32(_LN_2)
         out[row.number, j] = jnp.where(keeps, logarithms, -jnp.inf)
 
-    tk.foreach(row.columns, write)
+    tk.foreach(tk.serial(logits.shape[1], block_v), write)
 
+
+_NO_TOKEN = 2**31 - 1
 
 _LN_2 = 0.6931471805599453 * 2.0**-20
 
@@ -265,8 +207,10 @@ def _cpu(logits: Any, *unused: Any) -> dict[str, int]:
 
 @sampled_tokens.schedule("cuda")
 @kept_logits.schedule("cuda")
-def _cuda(logits: Any, *unused: Any) -> dict[str, int]:
-    return {"block_v": power_of_two(logits.shape[1], 4096), "num_warps": 8}
+def _cuda(logits: Any, *others: Any) -> dict[str, int]:
+    """A fourth of a tile with `top_k`, whose candidates lie in registers."""
+    has_top_k = any(isinstance(other, Rates) and other.top_k is not None for other in others)
+    return {"block_v": power_of_two(logits.shape[1], 1024 if has_top_k else 4096), "num_warps": 16 if has_top_k else 8}
 
 
 @sampled_tokens.schedule("tpu")

@@ -84,6 +84,23 @@ def test_floats(dtype: str, rate: dict[str, Any]) -> None:
     assert found == [expected] * 3
 
 
+@pytest.mark.parametrize("rate", [{"top_k": 3}, {"top_k": 3, "top_p": 0.7, "min_p": 0.02}, {"top_k": 9}], ids=str)
+def test_rows_whose_largest_logits_share_a_lane(rate: dict[str, Any]) -> None:
+    """The candidates of `top_k` hold two tokens of a lane; others make it read the whole row."""
+    x = np.tile(np.linspace(-1, 0, 64, dtype=np.float32), (6, 1))
+    x[0, 5::8] = np.arange(8)  # all of one lane of 8
+    x[1, [5, 13, 21]] = 2, 2, 2  # as many as top_k
+    x[2, 20:28] = 1, 1, 1, 2, 3, 1, 1, 1  # equal ones at the edge, in lanes of their own
+    x[3, [3, 11, 19, 27]] = 1, 2, 3, 3  # the last one lies below the three largest
+    x[4] = 0  # all equal
+    x[5, 3:] = -np.inf
+    for seed in range(4):
+        words = jax.random.split(jax.random.key(seed), 6)
+        found = [sample(x, words, **rate, block_v=block).tolist() for block in (8, 64)]
+        bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(words))
+        assert found == [[exact(row, bits[n], rate) for n, row in enumerate(x)]] * 2
+
+
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
