@@ -1,4 +1,4 @@
-"""The programs of `ragged_paged_attention` for GPUs and TPUs: nothing spills, and no program copies the cache."""
+"""Programs of paged attention: nothing spills on GPUs, and no program copies the cache, on CPUs, GPUs or TPUs."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench.gpu.item import lowerings_of
-from tilekern.kernels.paged_attention import ragged_paged_attention
+from tilekern.kernels.paged_attention import paged_attention, ragged_paged_attention
 from tilekern.lower.target import resolve
 
 pytestmark = pytest.mark.one_backend
@@ -37,3 +37,23 @@ def test_the_cache_is_read_as_it_lies_in_memory(target: str, dtype: str, page: i
     for lowering in lowered(target, dtype, page):
         (line, *_) = [line for line in str(lowering.plan).splitlines() if " cache.keys[" in line]
         assert "in HBM, blocks" in line and "XLA" not in line, line
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("is_donated", [True, False])
+def test_a_cache_that_is_taken_over_is_written_in_place(dtype: str, is_donated: bool) -> None:
+    """Of a cache that is not taken over, XLA copies all pages, which the test must see."""
+
+    def step(pages: jax.Array, query: jax.Array, new: jax.Array, where: jax.Array, tables: Any) -> Any:
+        pages = pages.at[where[0], where[1]].set(new, mode="drop")
+        return pages, paged_attention(query, pages, *tables)
+
+    pages, new = (jax.ShapeDtypeStruct((*lead, 4, 64), dtype) for lead in ((512, 16), (3,)))
+    query = jax.ShapeDtypeStruct((3, 4, 64), "float32" if dtype == "int8" else dtype)
+    where, lengths, table = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 3), (3,), (3, 9)))
+    run = jax.jit(step, donate_argnums=(0,) if is_donated else ())
+    compiled = run.lower(pages, query, new, where, (lengths, table)).compile()
+    copies = [line for line in compiled.as_text().splitlines() if "[512,16,4,64]" in line and " copy(" in line]
+    aliased = compiled.memory_analysis().alias_size_in_bytes
+    whole = pages.size * pages.dtype.itemsize
+    assert (not copies, aliased) == (is_donated, whole if is_donated else 0)
