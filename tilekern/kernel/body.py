@@ -20,6 +20,7 @@ from tilekern.ir.types import Role
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import TypedCall
 from tilekern.kernel.fingerprint import key_of
+from tilekern.kernel.good_blocks import good_blocks
 from tilekern.kernel.instance import Version
 from tilekern.kernel.primitive import Types
 from tilekern.kernel.signature import LAUNCH
@@ -75,7 +76,10 @@ class Body:
     _traces: dict[Blocks, BlockTrace] = field(default_factory=dict[Blocks, BlockTrace], init=False)
     # Versions of a body that closes over traced values, which can be traced while these live only.
     _early: dict[Blocks, Version] = field(default_factory=dict[Blocks, Version], init=False)
-    # For each target the settings of the table of tuned blocks.
+    # By target and stated settings the blocks that nobody chose; by target the settings of the file of tuned blocks.
+    _modelled: dict[tuple[Target, Blocks], Mapping[str, Tunable]] = field(
+        default_factory=dict[tuple[Target, Blocks], Mapping[str, Tunable]], init=False
+    )
     _tuned: dict[Target, Mapping[str, Tunable]] = field(default_factory=dict[Target, Mapping[str, Tunable]], init=False)
 
     @cached_property
@@ -111,10 +115,20 @@ class Body:
     def _blocks_of(self, settings: Mapping[str, Tunable]) -> Blocks:
         return tuple((name, settings[name]) for name in self.call.signature.tunables)
 
+    def own_settings(self, target: Target) -> Mapping[str, Tunable]:
+        """Blocks, choices and launch options on a target without a file: the call's, the schedule's, the model's."""
+        call = self.call
+        stated = call.stated_blocks(target)
+        free = [name for name in call.signature.blocks if name not in stated]
+        key = (target, tuple(stated.items()))
+        if free and key not in self._modelled:
+            self._modelled[key] = good_blocks(self, target, stated, free)
+        return call.definition.with_defaults({**self._modelled.get(key, {}), **stated}, target)
+
     def settings(self, target: Target) -> Mapping[str, Tunable]:
         """Blocks, choices and launch options on a target: the call's, else tuned ones, else the schedule's."""
         call, table = self.call, self.call.tuned
-        own = call.blocks_for(target)
+        own = self.own_settings(target)
         if table is None or (call.name, target.full_name, call.definition.derives) not in table.names:
             return own
         if target not in self._tuned:
@@ -125,7 +139,7 @@ class Body:
 
     def key(self, target: Target) -> Key:
         """The key of the call in tables of tuned blocks."""
-        own = self.call.blocks_for(target)
+        own = self.own_settings(target)
         func = self.trace(self._blocks_of(own)).tracing.func
         return key_of(func, target, self.call.options.blocks, own.values(), self.call.definition.derives)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -106,14 +105,14 @@ class Definition:
                 fix="check the number, the order and the shapes of the arguments",
             ) from error
 
-    def blocks_for(
+    def stated_blocks(
         self,
         target: Target,
         arguments: Sequence[Any],
         statics: Mapping[str, Any],
         blocks_of_call: Mapping[str, Tunable],
     ) -> dict[str, Tunable]:
-        """Blocks, choices and launch options on a target: the call's, else the schedule's, else the defaults.
+        """Blocks, choices and launch options on a target that somebody chose: the call's, else the schedule's.
 
         Args:
           target: the target.
@@ -121,10 +120,16 @@ class Definition:
           statics: the static arguments.
           blocks_of_call: the blocks, choices and launch options that the call gives.
         """
+        return {**self._scheduled(target, arguments, statics), **blocks_of_call}
+
+    def with_defaults(self, stated: Mapping[str, Tunable], target: Target) -> dict[str, Tunable]:
+        """The stated blocks and choices, and the defaults of all others.
+
+        Raises:
+          ArgumentError: a block or a choice has neither.
+        """
         signature = self.signature
-        defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
-        defaults |= {n: c.default for n, c in signature.choices.items() if c.default is not inspect.Parameter.empty}
-        chosen = {**defaults, **self._scheduled(target, arguments, statics), **blocks_of_call}
+        chosen = {**signature.defaults, **stated}
         for name in signature.tunables:
             if name not in chosen:
                 choice = signature.choices.get(name)
@@ -225,9 +230,13 @@ class TypedCall:
         """Static arguments, then blocks, choices and launch options, as the call gives them."""
         return {**self.options.statics, **self.options.blocks}
 
+    def stated_blocks(self, target: Target) -> dict[str, Tunable]:
+        """Blocks, choices and launch options on a target that somebody chose: the call's, else the schedule's."""
+        return self.definition.stated_blocks(target, self.arguments, self.options.statics, self.options.blocks)
+
     def blocks_for(self, target: Target) -> dict[str, Tunable]:
-        """Blocks, choices and launch options on a target."""
-        return self.definition.blocks_for(target, self.arguments, self.options.statics, self.options.blocks)
+        """Blocks, choices and launch options on a target: the call's, else the schedule's, else the defaults."""
+        return self.definition.with_defaults(self.stated_blocks(target), target)
 
     def again(self, *args: Any) -> Any:
         """The results of the same call on inputs of any types: with its static arguments, blocks and target."""

@@ -36,8 +36,8 @@ else:
     class Block:
         """Annotates a keyword-only parameter of a kernel as a block size: tunable, and without influence on the result.
 
-        A block is an int, `def f(x, out, *, block: tk.Block = 128)`. One without a default is given by a schedule or
-        by the call.
+        A block is an int, `def f(x, out, *, block: tk.Block = 128)`. The call's own size is taken, else a schedule's,
+        else a model's of the target, else the default. The model keeps a default unless another size is far faster.
         """
 
 
@@ -65,6 +65,13 @@ class Signature:
     def tunables(self) -> dict[str, Any]:
         """Blocks and choices, which schedules give, with their defaults (`inspect.Parameter.empty` if none)."""
         return {**self.blocks, **{name: choice.default for name, choice in self.choices.items()}}
+
+    @property
+    def defaults(self) -> dict[str, Tunable]:
+        """The defaults of blocks and choices that have one."""
+        blocks = {name: size for name, size in self.blocks.items() if isinstance(size, int)}
+        empty = inspect.Parameter.empty
+        return blocks | {name: choice.default for name, choice in self.choices.items() if choice.default is not empty}
 
     def of_calls(self, outputs: int) -> inspect.Signature:
         """The signature of calls, for `help` and editors.

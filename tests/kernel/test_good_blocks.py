@@ -1,0 +1,140 @@
+"""Blocks that nobody chose: by the model of the target; they never change a result."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from bench.plain_kernels import CASES, Case
+from tilekern import testing
+from tilekern.estimate.blocks import fastest, model_of, tiling
+from tilekern.estimate.blocks.on_cpu import seconds
+from tilekern.ir.core import Func
+from tilekern.lower.target import resolve
+
+needs_llvm = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite")
+S = jax.ShapeDtypeStruct
+CPU = resolve("cpu:xla")
+
+
+def traced(case: Case, **blocks: int) -> Func:
+    return case.kernel.trace(*case.arguments, **blocks).ir
+
+
+def blocks_of(func: Func) -> tuple[int, ...]:
+    return tuple(axis.block for axis in func.axes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_evaluation_has_the_seconds_of_every_choice_of_blocks(case: Case) -> None:
+    start = dict.fromkeys(case.kernel.signature.blocks, 128)
+    chosen = fastest(lambda blocks: traced(case, **blocks), start, list(start), seconds)
+    assert chosen.keys() == start.keys()
+    # The numbers of the traces with these blocks, and not those that were derived from the traces of the start.
+    best = float(seconds(tiling(traced(case, **chosen))))
+    others = [start, dict.fromkeys(start, 32), dict.fromkeys(start, 512)]
+    assert all(best <= 1.1 * float(seconds(tiling(traced(case, **other)))) for other in others)
+
+
+def test_a_row_that_a_program_holds_whole_gets_few_rows() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def softmax(x, out, *, rows: tk.Block):
+        i = tk.parallel(x.shape[0], rows)
+        out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+    wide, narrow = S((64, 50257), jnp.float32), S((65536, 16), jnp.float32)
+    assert blocks_of(softmax.trace(wide).ir)[0] <= 4 < 16 <= blocks_of(softmax.trace(narrow).ir)[0]
+
+
+def test_a_block_is_no_longer_than_its_axis_needs() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def double(x, out, *, rows: tk.Block, columns: tk.Block):
+        i, j = tk.parallel(x.shape[0], rows), tk.parallel(x.shape[1], columns)
+        out[i, j] = 2 * x[i, j]
+
+    assert blocks_of(double.trace(S((100000, 24), jnp.float32)).ir)[1] <= 32
+
+
+@needs_llvm
+def test_a_default_stays_unless_other_blocks_are_far_faster() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def softmax(x, out, *, rows: tk.Block = 128):
+        i = tk.parallel(x.shape[0], rows)
+        out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+    def rows(shape: tuple[int, int], **blocks: Any) -> int:
+        return blocks_of(softmax.trace(S(shape, jnp.float32), target="cpu:llvm", **blocks).ir)[0]
+
+    assert rows((64, 50257)) < 16  # a program would hold 25 MB
+    assert rows((64, 50257), rows=32) == 32  # the call's own
+    assert rows((256, 256)) == 128  # nothing to gain
+    softmax.schedule("cpu")(lambda x: {"rows": 64})
+    jax.clear_caches()
+    assert rows((65, 50257)) == 64
+
+
+@needs_llvm
+def test_blocks_that_a_body_does_not_take_are_not_chosen() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def softmax(x, out, *, rows: tk.Block = 96):
+        if rows % 3:
+            raise ValueError("rows in threes")
+        i = tk.parallel(x.shape[0], rows)
+        out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+    traced = softmax.trace(S((96, 50257), jnp.float32), target="cpu:llvm")
+    assert blocks_of(traced.ir)[0] % 3 == 0
+
+
+def test_bodies_that_change_with_their_blocks_keep_their_start() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def f(x, out, *, block: tk.Block):
+        i, tile = tk.parallel(x.shape[0], block), 0
+        for _ in range(block // 16):
+            tile = tile + x[i]
+        out[i] = tile
+
+    assert blocks_of(f.trace(S((1 << 20,), jnp.float32)).ir) == (64,)
+
+
+def test_a_block_for_a_chunk_of_an_axis_follows_the_axis() -> None:
+    @tk.kernel(out_type=lambda x: S((math.ceil(x.shape[0] / 16),), x.dtype))
+    def f(x, out, *, chunks: tk.Block):
+        i = tk.parallel(out.shape[0], chunks)
+        out[i] = x[i * 16].reshape(chunks, 16).sum(axis=1)
+
+    x = np.arange(1600, dtype=np.float32)
+    np.testing.assert_array_equal(f(x), x.reshape(100, 16).sum(axis=1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_blocks_never_change_results(case: Case) -> None:
+    small = tuple(S(tuple(min(n, 40) for n in t.shape), t.dtype) for t in case.arguments)
+    random = np.random.default_rng(0)
+
+    def array(type_: Any) -> Any:
+        if jnp.issubdtype(type_.dtype, jnp.integer):
+            return jnp.asarray(random.integers(0, 40, type_.shape), type_.dtype)
+        return jnp.asarray(random.standard_normal(type_.shape), type_.dtype)
+
+    arrays = [array(type_) for type_ in small]
+    sizes = [dict(zip(case.kernel.signature.blocks, row, strict=False)) for row in ((1, 64, 8), (8, 5, 3), (64, 16, 1))]
+    results = [case.kernel(*arrays, **blocks) for blocks in (*sizes, {})]
+    first = np.asarray(results[0])
+    for result in results[1:]:
+        if jnp.issubdtype(first.dtype, jnp.integer):
+            np.testing.assert_array_equal(result, first)
+        else:
+            testing.assert_close(result, first.astype(np.float64), first, length=40)
+
+
+def test_there_is_a_model_of_cpus_only() -> None:
+    assert model_of(CPU) is not None
+    assert model_of(resolve("cuda:sm_90")) is None

@@ -1,0 +1,127 @@
+"""The fastest blocks by an analytic model, from a few traces of the body and without compiling one.
+
+Each block that nobody chose is varied alone, once. Of every number of a `Tiling` this tells how it depends on that
+block: not at all, in proportion, inversely, or as a straight line. So one evaluation of the model on arrays has the
+seconds of all combinations of blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern import _jax
+from tilekern.estimate.blocks import on_cpu
+from tilekern.estimate.blocks.tiling import Loop, Number, Tiling, tiling
+from tilekern.ir.core import Func
+from tilekern.lower.target import Target
+
+type Blocks = Mapping[str, Any]
+"""Sizes of blocks and values of choices, by name."""
+type Model = Callable[[Tiling], Number]
+
+_MOST = 20_000  # combinations
+_ALIKE = 1.03
+"""Combinations whose seconds differ by less are as good as each other: the one with the fewest changes is taken."""
+
+
+def model_of(target: Target) -> Model | None:
+    """Seconds of a tiling on a target; None if there is no model of it."""
+    return on_cpu.seconds if target.platform == "cpu" else None
+
+
+def fastest(func_with: Callable[[Blocks], Func], start: Blocks, free: Sequence[str], model: Model) -> dict[str, int]:
+    """The fastest sizes of the free blocks, by the model.
+
+    Args:
+      func_with: traces the body with given blocks.
+      start: sizes of all blocks, with which the body can be traced.
+      free: the blocks to choose.
+      model: the model of the target.
+    """
+    leaves, tree = _jax.flatten(tiling(func_with(start)))
+    slopes = {name: slope for name in free if (slope := _slopes(func_with, start, name, leaves, tree)) is not None}
+    sizes = {name: _sizes(start[name], _extent(slope, leaves, tree)) for name, slope in slopes.items()}
+    while math.prod(map(len, sizes.values())) > _MOST:
+        longest = max(sizes, key=lambda name: len(sizes[name]))
+        sizes[longest] = [size for size in sizes[longest][::2] if size != start[longest]] + [start[longest]]
+    columns = np.array(list(itertools.product(*sizes.values())), np.int64).reshape(-1, len(sizes))
+    candidates = {name: columns[:, n] for n, name in enumerate(sizes)}
+    with np.errstate(all="ignore"):
+        seconds = np.broadcast_to(model(_tiling_of(candidates, start, leaves, tree, slopes)), len(columns))
+    steps = sum((abs(np.log2(c / start[name])) for name, c in candidates.items()), start=np.zeros(len(columns)))
+    alike = seconds <= np.nanmin(seconds) * _ALIKE
+    best = int(np.argmin(np.where(alike, steps, np.inf)))
+    return {name: int(column[best]) for name, column in candidates.items()}
+
+
+type _Slope = list[tuple[str, float]]
+"""For each number of a tiling how it depends on a block: "times" or "over" with 1, "plus" with the slope."""
+
+
+def _slopes(
+    func_with: Callable[[Blocks], Func], start: Blocks, name: str, leaves: Sequence[Any], tree: Any
+) -> _Slope | None:
+    """The dependence of all numbers on a block; None if the body does not take another size, or becomes another one."""
+    size = start[name]
+    for other in (size // 2, 2 * size):
+        if other < 1:
+            continue
+        try:
+            varied, varied_tree = _jax.flatten(tiling(func_with({**start, name: other})))
+        except Exception:  # of the user's body, which may take some sizes only
+            continue
+        if varied_tree == tree:
+            return [_slope(*pair, size, other) for pair in zip(leaves, varied, strict=True)]
+    return None
+
+
+def _slope(first: Any, second: Any, size: int, other: int) -> tuple[str, float]:
+    if isinstance(first, float) or first == second:
+        return "plus", 0.0
+    if second * size == first * other:
+        return "times", 1.0
+    if abs(second * other - first * size) <= max(size, other):
+        return "over", 1.0
+    return "plus", (second - first) / (other - size)
+
+
+def _tiling_of(
+    candidates: Mapping[str, Any], start: Blocks, leaves: Sequence[Any], tree: Any, slopes: Mapping[str, _Slope]
+) -> Tiling:
+    """The tiling with an array in the place of each number, with an element for each choice of blocks."""
+    numbers: list[Any] = []
+    for n, leaf in enumerate(leaves):
+        number: Any = leaf
+        for name, column in candidates.items():
+            how, slope = slopes[name][n]
+            if how == "times":
+                number = number * (column / start[name])
+            elif how == "over":
+                number = np.ceil(number * (start[name] / column))
+            elif slope:
+                number = number + slope * (column - start[name])
+        numbers.append(number if number is leaf else np.maximum(np.rint(number), 0))
+    return jax.tree.unflatten(tree, numbers)
+
+
+def _extent(slope: _Slope, leaves: Sequence[Any], tree: Any) -> int:
+    """The longest axis whose tiles are as large as a block; 0 if there is none."""
+    marked: Tiling = jax.tree.unflatten(tree, [how == "times" for how, _ in slope])
+    plain: Tiling = jax.tree.unflatten(tree, leaves)
+    loops = zip(_loops(marked), _loops(plain), strict=True)
+    return max((loop.extent for mark, loop in loops if mark.block), default=0)
+
+
+def _loops(of: Tiling) -> list[Loop]:
+    return [*of.grid, *(loops[-1] for loops in of.folds)]
+
+
+def _sizes(start: int, extent: int) -> list[int]:
+    """The powers of two up to the first one that holds the axis; `start` alone for a block without an axis."""
+    return sorted({1 << n for n in range(max(extent - 1, 0).bit_length() + 1)} | {start}) if extent else [start]

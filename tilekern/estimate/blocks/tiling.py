@@ -1,0 +1,392 @@
+"""The amounts of work that a choice of blocks makes: read from the block IR, without lowering it.
+
+The analytic models of targets (`on_cpu`, `on_gpu`, `on_tpu`) turn a `Tiling` into seconds. All lanes of a tile count,
+also those outside of extents, for the machine computes them.
+
+A `Tiling` is a pytree. Its leaves are the numbers that depend on blocks; `candidates` puts arrays in their place, with
+an element for each choice of blocks. So all sizes here are ints or arrays of NumPy, and formulas work on both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, dataclass_transform
+
+import jax
+import numpy as np
+
+from tilekern.ir.analysis.iterations import Iterations
+from tilekern.ir.compute import Constant, Dot, Reduce
+from tilekern.ir.control import Fold, Hoist, Switch, While
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Load, MemoryOp
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.shape import Transpose
+from tilekern.ir.types import TileType
+
+type Number = Any
+"""An int or a float, or an array of them with an element for each choice of blocks."""
+
+_WHOLE = (Dot, Sort, TopK, Scan, LinearScan, Fold, While)
+"""Ops that read their operands from memory, not lane by lane while these are computed."""
+_AFTER = (*_WHOLE, Reduce, ArgReduce, Switch)
+"""Ops whose result exists only after the last element of their operands."""
+
+FUNCTIONS = frozenset(
+    """
+    pow atan2 exp exp2 expm1 log log2 log1p cbrt logistic sin cos tan asin acos atan sinh cosh tanh
+    asinh acosh atanh erf erfc erf_inv lgamma
+    """.split()  # noqa: SIM905 -- the formatter gives each name of a list a line
+)
+"""Elementwise functions of some ten or twenty instructions."""
+
+
+@dataclass_transform(frozen_default=True)
+def _pytree(*fixed: str) -> Any:
+    """A frozen dataclass as a pytree, whose fields `fixed` do not depend on blocks."""
+
+    def register(cls: type[Any]) -> type[Any]:
+        made = dataclass(frozen=True)(cls)
+        names = [name for name in made.__dataclass_fields__ if name not in fixed]
+        return jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=list(fixed))
+
+    return register
+
+
+@_pytree()
+class Loop:
+    """The programs along a grid axis, or the iterations of a fold.
+
+    Attributes:
+      extent: elements of the axis.
+      block: elements of a tile.
+      part: the mean part of the tiles that a fold visits; 1 for all.
+    """
+
+    extent: Number
+    block: Number
+    part: float = 1.0
+
+    @property
+    def count(self) -> Number:
+        """The mean number of programs or iterations."""
+        return -(-self.extent // np.maximum(self.block, 1)) * self.part
+
+
+@_pytree("itemsize")
+class Tile:
+    """The lanes of a value.
+
+    Attributes:
+      shape: the sizes of its dims.
+      itemsize: bytes of a lane.
+    """
+
+    shape: tuple[Number, ...]
+    itemsize: int
+
+    @property
+    def size(self) -> Number:
+        """The number of lanes."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> Number:
+        """Bytes of all lanes."""
+        return self.size * self.itemsize
+
+    @property
+    def inner(self) -> Number:
+        """The size of the last dim; 1 without dims."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def rows(self) -> Number:
+        """The product of all sizes but the last."""
+        return math.prod(self.shape[:-1])
+
+
+@_pytree("is_function", "reduces", "transposes")
+class TileOp:
+    """An op that computes a tile lane by lane, or combines the lanes of one.
+
+    Attributes:
+      tile: the lanes: of the result, or of the operand that is reduced, scanned or sorted.
+      loops: the loops around it.
+      is_function: True for one of `FUNCTIONS`.
+      reduces: the dims that it reduces, scans or sorts; empty for elementwise ops.
+      transposes: True if the last dim of its operand is another dim of its result.
+    """
+
+    tile: Tile
+    loops: tuple[Loop, ...]
+    is_function: bool
+    reduces: tuple[int, ...]
+    transposes: bool
+
+    @property
+    def times(self) -> Number:
+        """The number of times that all programs together run it."""
+        return times(self.loops)
+
+    @property
+    def reduces_inner(self) -> bool:
+        """True if it combines lanes of the last dim."""
+        return len(self.tile.shape) - 1 in self.reduces
+
+
+@_pytree("itemsizes")
+class Product:
+    """A matrix product of tiles, [batch, m, k] × [batch, k, n].
+
+    Attributes:
+      batch, m, n, k: its sizes.
+      loops: the loops around it.
+      itemsizes: bytes of an element of the left operand, the right one and the result.
+    """
+
+    batch: Number
+    m: Number
+    n: Number
+    k: Number
+    loops: tuple[Loop, ...]
+    itemsizes: tuple[int, int, int]
+
+    @property
+    def times(self) -> Number:
+        """The number of times that all programs together run it."""
+        return times(self.loops)
+
+
+@_pytree("extents", "kinds", "itemsize", "writes", "is_invariant")
+class TileAccess:
+    """A load, a store or an update of a tile of an array.
+
+    Attributes:
+      sizes: lanes along each dim of the array.
+      loops: the loops around it.
+      extents: the sizes of the array.
+      kinds: the kinds of the dims of the access, as in `ir.memory.Dim`.
+      itemsize: bytes of an element.
+      writes: True for stores and updates.
+      is_invariant: True if all positions are constants, so that programs access the same elements.
+    """
+
+    sizes: tuple[Number, ...]
+    loops: tuple[Loop, ...]
+    extents: tuple[int, ...]
+    kinds: tuple[str, ...]
+    itemsize: int
+    writes: bool
+    is_invariant: bool
+
+    @property
+    def times(self) -> Number:
+        """The number of times that all programs together run it."""
+        return times(self.loops)
+
+    @property
+    def tile(self) -> Tile:
+        """Its lanes."""
+        lanes = tuple(n for n, kind in zip(self.sizes, self.kinds, strict=True) if kind in ("block", "gather"))
+        return Tile(lanes, self.itemsize)
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.extents) * self.itemsize
+
+    @property
+    def run(self) -> Number:
+        """Elements that lie side by side: of the last dim, and of the one before it if the tile has all of a row."""
+        run, whole = 1, True
+        for size, extent, kind in reversed(list(zip(self.sizes, self.extents, self.kinds, strict=True))):
+            lanes = 1 if kind in ("gather", "along") else np.minimum(size, extent)
+            run = run * np.where(whole, lanes, 1)
+            whole = whole & (lanes >= extent)
+        return np.maximum(run, 1)
+
+    @property
+    def gathers(self) -> bool:
+        """True if an index vector chooses the elements of the last dim."""
+        return bool(self.kinds) and self.kinds[-1] in ("gather", "along")
+
+
+@_pytree()
+class Held:
+    """The tiles that a program holds from one step to the next while it runs a block of ops.
+
+    Attributes:
+      steps: for each step the tiles that a later step uses.
+      carries: the arguments of the block.
+      inner: the same of the blocks inside of it.
+    """
+
+    steps: tuple[tuple[Tile, ...], ...]
+    carries: tuple[Tile, ...]
+    inner: tuple[Held, ...]
+
+    @property
+    def bytes(self) -> Number:
+        """Bytes of all that is held at once, at most."""
+        most = _greatest(sum((tile.bytes for tile in tiles), start=0) for tiles in self.steps)
+        return most + sum(tile.bytes for tile in self.carries) + _greatest(held.bytes for held in self.inner)
+
+
+@_pytree("arrays")
+class Tiling:
+    """The work of all programs of a Func.
+
+    Attributes:
+      grid: the axes of the grid.
+      folds: for each fold the loops around it, and itself as the last one.
+      ops: the ops that compute lane by lane.
+      products: the matrix products.
+      accesses: loads, stores and updates.
+      held: the tiles that a program holds.
+      arrays: bytes of all arrays, each once.
+    """
+
+    grid: tuple[Loop, ...]
+    folds: tuple[tuple[Loop, ...], ...]
+    ops: tuple[TileOp, ...]
+    products: tuple[Product, ...]
+    accesses: tuple[TileAccess, ...]
+    held: Held
+    arrays: int
+
+    @property
+    def programs(self) -> Number:
+        """The number of programs."""
+        return times(self.grid)
+
+    @property
+    def iterations(self) -> Number:
+        """Iterations of all folds in all programs together."""
+        return sum(times(loops) for loops in self.folds)
+
+
+def times(loops: Sequence[Loop]) -> Number:
+    """The number of times that something inside of loops runs."""
+    return math.prod((loop.count for loop in loops), start=1.0)
+
+
+def _greatest(numbers: Any) -> Number:
+    greatest: Number = 0
+    for number in numbers:
+        greatest = np.maximum(greatest, number)
+    return greatest
+
+
+# --- reading a Func ---------------------------------------------------------------------------------------------------
+
+
+def tiling(func: Func) -> Tiling:
+    """The work that a Func's blocks make."""
+    reader = _Reader(Iterations(func))
+    grid = tuple(Loop(axis.extent, axis.block) for axis in func.axes)
+    held = reader.block(func.body, grid)
+    arrays = sum(math.prod(p.ref.shape) * p.ref.dtype.itemsize for p in func.params)
+    parts = map(tuple, (reader.folds, reader.ops, reader.products, reader.accesses))
+    return Tiling(grid, *parts, held, arrays)
+
+
+@dataclass
+class _Reader:
+    of_folds: Iterations
+    folds: list[tuple[Loop, ...]] = field(default_factory=list[tuple[Loop, ...]])
+    ops: list[TileOp] = field(default_factory=list[TileOp])
+    products: list[Product] = field(default_factory=list[Product])
+    accesses: list[TileAccess] = field(default_factory=list[TileAccess])
+
+    def block(self, block: Block, loops: tuple[Loop, ...]) -> Held:
+        """Read the ops of a block inside of loops."""
+        inner = [held for op in block.ops for held in self._op(op, loops)]
+        steps, carries = _steps(block)
+        return Held(steps, carries, tuple(inner))
+
+    def _op(self, op: Op, loops: tuple[Loop, ...]) -> list[Held]:
+        match op:
+            case Fold():
+                inside = (*loops, Loop(op.axis.extent, op.axis.block, self._part(op)))
+                self.folds.append(inside)
+                return [self.block(op.body, inside)]
+            case While() | Switch():
+                inside = loops if isinstance(op, While | Hoist) else (*loops, Loop(1, 1, 1 / len(op.regions)))
+                return [self.block(region, inside) for region in op.regions]
+            case Dot():
+                self.products.append(_product(op, loops))
+            case MemoryOp():
+                self.accesses.append(_access(op, loops))
+            case _ if not isinstance(op, Constant) and op.results and op.result.tile.shape:
+                self.ops.append(_lanes(op, loops))
+            case _:
+                pass
+        return []
+
+    def _part(self, op: Fold) -> float:
+        """The mean part of the tiles that a fold visits."""
+        axis = op.axis
+        return float(self.of_folds.of(op) * axis.block / axis.extent) if axis.extent else 0.0
+
+
+def _lanes(op: Op, loops: tuple[Loop, ...]) -> TileOp:
+    dims: tuple[int, ...] = ()
+    if isinstance(op, Reduce):
+        dims = op.dims
+    elif isinstance(op, ArgReduce | Scan | LinearScan | Sort | TopK):
+        dims = (op.dim,)
+    tile = op.operands[0].tile if dims else op.result.tile
+    moves = isinstance(op, Transpose) and op.permutation[-1] != len(op.permutation) - 1
+    function = isinstance(op, Elementwise) and op.function in FUNCTIONS
+    return TileOp(_tile(tile), loops, function, dims, moves)
+
+
+def _product(op: Dot, loops: tuple[Loop, ...]) -> Product:
+    lhs, rhs, result = op.operands[0].tile, op.operands[1].tile, op.result.tile
+    batch, k = (math.prod(lhs.shape[d] for d in dims) for dims in (op.batch[0], op.contract[0]))
+    m, n = (math.prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
+    return Product(batch, m, n, k, loops, (lhs.dtype.itemsize, rhs.dtype.itemsize, result.dtype.itemsize))
+
+
+def _access(op: MemoryOp, loops: tuple[Loop, ...]) -> TileAccess:
+    dims = op.access.dims
+    return TileAccess(
+        sizes=tuple(dim.size for dim in dims),
+        loops=loops,
+        extents=tuple(op.extents),
+        kinds=tuple(dim.kind for dim in dims),
+        itemsize=op.ref.ref.dtype.itemsize,
+        writes=not isinstance(op, Load),
+        is_invariant=not any(dim.position.terms for dim in dims),
+    )
+
+
+def _steps(block: Block) -> tuple[tuple[tuple[Tile, ...], ...], tuple[Tile, ...]]:
+    """For each step of a block the tiles that it holds for later steps, and the block's arguments.
+
+    A step is all that can be computed in one pass over the lanes.
+    """
+    step, last = dict[Value, int](), dict[Value, int]()
+    for op in block.ops:
+        used = [v for v in op.uses() if v in step]
+        here = max((step[v] for v in used), default=0)
+        for value in used:
+            last[value] = max(last.get(value, 0), here + isinstance(op, _WHOLE))
+        step |= dict.fromkeys(op.results, here + isinstance(op, _AFTER))
+    end = max(step.values(), default=0) + 1
+    last |= {value: end for value in block.results if value in step}
+    held = tuple(
+        tuple(_tile(value.tile) for value, first in step.items() if first < at <= last.get(value, 0))
+        for at in range(1, end + 1)
+    )
+    return held, tuple(
+        _tile(value.type) for value in block.args if isinstance(value.type, TileType) and value.tile.shape
+    )
+
+
+def _tile(type_: TileType) -> Tile:
+    return Tile(type_.shape, type_.dtype.itemsize)
