@@ -16,7 +16,7 @@ from tests.lang.checks import like_first
 
 PACKAGE = Path(tk.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-ROOMS = ("ir", "lang", "passes", "lower/llvm", "lower/rewrite")
+ROOMS = ("ir", "lang", "passes", "blocks", "lower/llvm", "lower/rewrite")
 MOST_FILES = 25
 
 

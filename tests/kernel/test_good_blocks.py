@@ -14,8 +14,8 @@ import pytest
 import tilekern as tk
 from bench.plain_kernels import CASES, Case
 from tilekern import testing
-from tilekern.estimate.blocks import fastest, model_of, tiling
-from tilekern.estimate.blocks.on_cpu import seconds
+from tilekern.blocks import fastest, model_of, tiling
+from tilekern.blocks.on_cpu import seconds
 from tilekern.ir.core import Func
 from tilekern.lower.target import resolve
 

@@ -38,12 +38,14 @@ def good_blocks(
       stated: blocks, choices and launch options that the call or the schedule gives.
       free: the other blocks.
     """
-    from tilekern.estimate import blocks
-
-    model = blocks.model_of(target)
     signature = body.call.signature
     needed = [name for name in free if name not in signature.defaults]
-    if model is None or not (needed or _may_replace(body, target)):
+    if not (needed or _may_replace(body, target)):
+        return {}
+    from tilekern import blocks  # only calls with such blocks pay for the import
+
+    model = blocks.model_of(target)
+    if model is None:
         return {}
     start = {**dict.fromkeys(needed, _START), **signature.defaults, **stated}
     if not set(signature.tunables) <= start.keys():

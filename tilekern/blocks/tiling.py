@@ -49,9 +49,9 @@ def _pytree(*fixed: str) -> Any:
     """A frozen dataclass as a pytree, whose fields `fixed` do not depend on blocks."""
 
     def register(cls: type[Any]) -> type[Any]:
-        made = dataclass(frozen=True)(cls)
-        names = [name for name in made.__dataclass_fields__ if name not in fixed]
-        return jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=list(fixed))
+        record = dataclass(frozen=True)(cls)
+        names = [name for name in record.__dataclass_fields__ if name not in fixed]
+        return jax.tree_util.register_dataclass(record, data_fields=names, meta_fields=list(fixed))
 
     return register
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilekern.estimate.blocks.tiling import Number, Product, Tile, TileAccess, TileOp, Tiling
+from tilekern.blocks.tiling import Number, Product, Tile, TileAccess, TileOp, Tiling
 
 THREADS = 8
 """Threads of a nominal CPU: with fewer programs some of them are idle."""

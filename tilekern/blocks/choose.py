@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from tilekern import _jax
-from tilekern.estimate.blocks import on_cpu
-from tilekern.estimate.blocks.tiling import Loop, Number, Tiling, tiling
+from tilekern.blocks import on_cpu
+from tilekern.blocks.tiling import Loop, Number, Tiling, tiling
 from tilekern.ir.core import Func
 from tilekern.lower.target import Target
 
@@ -27,7 +27,7 @@ type Model = Callable[[Tiling], Number]
 
 _MOST = 20_000  # combinations
 _ALIKE = 1.03
-"""Combinations whose seconds differ by less are as good as each other: the one with the fewest changes is taken."""
+"""Combinations whose seconds differ by less are equally good: the one with the fewest changes is taken."""
 
 
 def model_of(target: Target) -> Model | None:
@@ -69,26 +69,26 @@ def _slopes(
 ) -> _Slope | None:
     """The dependence of all numbers on a block; None if the body does not take another size, or becomes another one."""
     size = start[name]
-    for other in (size // 2, 2 * size):
-        if other < 1:
+    for varied_size in (size // 2, 2 * size):
+        if varied_size < 1:
             continue
         try:
-            varied, varied_tree = _jax.flatten(tiling(func_with({**start, name: other})))
+            varied, varied_tree = _jax.flatten(tiling(func_with({**start, name: varied_size})))
         except Exception:  # of the user's body, which may take some sizes only
             continue
         if varied_tree == tree:
-            return [_slope(*pair, size, other) for pair in zip(leaves, varied, strict=True)]
+            return [_slope(*pair, size, varied_size) for pair in zip(leaves, varied, strict=True)]
     return None
 
 
-def _slope(first: Any, second: Any, size: int, other: int) -> tuple[str, float]:
+def _slope(first: Any, second: Any, size: int, varied_size: int) -> tuple[str, float]:
     if isinstance(first, float) or first == second:
         return "plus", 0.0
-    if second * size == first * other:
+    if second * size == first * varied_size:
         return "times", 1.0
-    if abs(second * other - first * size) <= max(size, other):
+    if abs(second * varied_size - first * size) <= max(size, varied_size):
         return "over", 1.0
-    return "plus", (second - first) / (other - size)
+    return "plus", (second - first) / (varied_size - size)
 
 
 def _tiling_of(
