@@ -20,7 +20,6 @@ from tilekern.ir.types import Role
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import TypedCall
 from tilekern.kernel.fingerprint import key_of
-from tilekern.kernel.good_blocks import good_blocks
 from tilekern.kernel.instance import Version
 from tilekern.kernel.primitive import Types
 from tilekern.kernel.signature import LAUNCH
@@ -122,8 +121,24 @@ class Body:
         free = [name for name in call.signature.blocks if name not in stated]
         key = (target, tuple(stated.items()))
         if free and key not in self._modelled:
-            self._modelled[key] = good_blocks(self, target, stated, free)
+            self._modelled[key] = self._good_blocks(target, stated, free)
         return call.definition.with_defaults({**self._modelled.get(key, {}), **stated}, target)
+
+    def _good_blocks(self, target: Target, stated: Mapping[str, Tunable], free: Sequence[str]) -> Mapping[str, int]:
+        """The sizes of the free blocks by the model of the target; without those whose default stays."""
+        from tilekern.blocks import good_blocks  # only kernels with such blocks pay for the import
+
+        signature = self.call.signature
+        known = {**signature.defaults, **stated}
+        if not set(signature.choices) <= known.keys():
+            return {}  # a choice without a value, which is an error
+
+        def trace(settings: Mapping[str, Tunable]) -> Func:
+            return self.trace(self._blocks_of(settings)).tracing.func
+
+        # The library's own kernels have schedules, or defaults that were measured.
+        is_users = not source.is_prebuilt(self.call.definition.loc)
+        return good_blocks(trace, target, known, free, replaceable=is_users)
 
     def settings(self, target: Target) -> Mapping[str, Tunable]:
         """Blocks, choices and launch options on a target: the call's, else tuned ones, else the schedule's."""
