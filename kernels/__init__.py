@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from tilekern.kernels.group_norm import group_norm
     from tilekern.kernels.layer_norm import layer_norm
     from tilekern.kernels.linear_attention import linear_attention, ssd
-    from tilekern.kernels.matmul import fused_matmul, matmul, symmetric_matmul
+    from tilekern.kernels.matmul import fused_matmul, matmul, quantized_matmul, symmetric_matmul
     from tilekern.kernels.paged_attention import paged_attention, ragged_paged_attention
+    from tilekern.kernels.quantized_array import QuantizedArray
     from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_contracting_dot, ragged_dot
     from tilekern.kernels.rg_lru import rg_lru
     from tilekern.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.swiglu import swiglu
 
 __all__ = [
+    "QuantizedArray",
     "adamw_step",
     "add_rms_norm",
     "causal_conv1d",
@@ -49,6 +51,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "paged_attention",
+    "quantized_matmul",
     "ragged_contracting_dot",
     "ragged_dot",
     "ragged_paged_attention",
@@ -68,10 +71,12 @@ __all__ = [
 
 # The folder of each function that has another name than its folder.
 _FOLDERS = {
+    "QuantizedArray": "quantized_array",
     "add_rms_norm": "rms_norm",
     "fused_matmul": "matmul",
     "fused_ragged_dot": "ragged_dot",
     "log_softmax": "softmax",
+    "quantized_matmul": "matmul",
     "ragged_contracting_dot": "ragged_dot",
     "ragged_paged_attention": "paged_attention",
     "rms_norm_quantized": "rms_norm",

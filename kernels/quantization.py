@@ -73,8 +73,8 @@ def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") 
         fix="cast with .astype",
         x=x,
     )
-    name = _name(dtype)
-    sizes = _sizes(x.shape, block)
+    name = dtype_name("quantize", dtype)
+    sizes = block_sizes("quantize", x.shape, block)
     # Each dim as blocks and the numbers of a block.
     parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // max(1, size), max(1, size))]
     within = tuple(range(1, len(parts), 2))
@@ -130,7 +130,12 @@ def expanded(scales: jax.Array, shape: Sequence[int]) -> jax.Array:
     return scales
 
 
-def _name(dtype: Any) -> str:
+def dtype_name(function: str, dtype: Any) -> str:
+    """The name of a dtype of `LARGEST`.
+
+    Raises:
+      ArgumentError: it is another dtype, or none.
+    """
     try:
         name = jnp.dtype(dtype).name
     except TypeError:
@@ -138,14 +143,19 @@ def _name(dtype: Any) -> str:
     if name in LARGEST:
         return name
     raise ArgumentError(
-        "quantize has no values of this dtype",
+        f"{function} has no values of this dtype",
         expected=f"one of {', '.join(LARGEST)}",
         got=f"dtype = {describe(dtype)}",
         fix='leave it out for int8, or give "float8_e4m3fn"',
     )
 
 
-def _sizes(shape: Any, block: Any) -> list[int]:
+def block_sizes(function: str, shape: Any, block: Any) -> list[int]:
+    """How many neighbours share a scale, for each dim of a shape; `block` as of `quantize`.
+
+    Raises:
+      ArgumentError: blocks do not divide the shape.
+    """
     last: list[Any] = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
     sizes: list[Any] = [1] * (len(shape) - len(last)) + last
     whole = [dim if size is None else size for dim, size in zip(shape, sizes, strict=False)]
@@ -153,7 +163,7 @@ def _sizes(shape: Any, block: Any) -> list[int]:
     if fits and all(n == dim or (n > 0 and dim % n == 0) for dim, n in zip(shape, whole, strict=True)):
         return whole
     raise ArgumentError(
-        "the blocks of quantize do not divide the array",
+        f"the blocks of {function} do not divide the array",
         expected=f"a divisor of each of the last dims of {list(shape)}, or None for all of it",
         got=f"block = {block!r}",
         fix="pad the array with zeros to a multiple of the block",

@@ -44,12 +44,13 @@ REFERENCES = {
     "add_rms_norm": PACKAGES["rms_norm"].add_reference,
     "fused_matmul": PACKAGES["matmul"].fused_reference,
     "fused_ragged_dot": PACKAGES["ragged_dot"].fused_reference,
+    "quantized_matmul": PACKAGES["matmul"].quantized_reference,
     "ragged_contracting_dot": PACKAGES["ragged_dot"].contracting_reference,
     "log_softmax": PACKAGES["softmax"].log_reference,
     "rms_norm_rope": PACKAGES["rope"].normed_reference,
     "symmetric_matmul": PACKAGES["matmul"].symmetric_reference,
 }
-PRODUCTS = ("fused_matmul", "fused_ragged_dot", "matmul", "ragged_contracting_dot", "ragged_dot")
+PRODUCTS = ("fused_matmul", "fused_ragged_dot", "matmul", "quantized_matmul", "ragged_contracting_dot", "ragged_dot")
 
 
 def parameters(function: Any) -> list[inspect.Parameter]:
@@ -130,6 +131,7 @@ MISSING = {
     "flash_attention": ["block_map", "precision"],
     "matmul": ["split_k"],
     "fused_matmul": ["split_k"],
+    "quantized_matmul": ["out_dtype"],
     "ragged_dot": SCALES,
     "fused_ragged_dot": ["lhs_scale", "rhs_scale", "out_dtype"],
     "ragged_contracting_dot": ["accumulate", "out_dtype"],
@@ -219,7 +221,7 @@ def test_renamed_keeps_the_signature() -> None:
 
 def test_the_package_has_the_functions_of_its_folders() -> None:
     """The function is there after the import of its folder, too, which Python would store under the same name."""
-    functions = {name for name in FUNCTIONS if name != "block_map"} | {"adamw_step"}
+    functions = {name for name in FUNCTIONS if name != "block_map"} | {"adamw_step", "QuantizedArray"}
     assert set(tilekern.kernels.__all__) == functions and functions <= set(dir(tilekern.kernels))
     for folder, package in PACKAGES.items():
         assert getattr(tilekern.kernels, folder) is getattr(package, folder)

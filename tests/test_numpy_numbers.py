@@ -128,6 +128,9 @@ CALLS: dict[str, Call] = {
     "ssd": Call((f(2, 16, 2, 8), f(2, 16, 2), f(2), f(2, 16, 1, 8), f(2, 16, 1, 8)), {}),
     "fused_matmul": Call((f(16, 32), f(8, 16)), FLAGS, {"epilogue": jnp.tanh}),
     "matmul": Call((f(16, 32), f(8, 16)), FLAGS),
+    "quantized_matmul": Call(
+        (f(16, 32), f(8, 32)), {"transpose_rhs": True, "lhs_block": (1, 16), "rhs_block": (1, 8)}, {"lhs_dtype": "int8"}
+    ),
     "symmetric_matmul": Call((f(16, 32), f(16, 16)), {"scale": 0.5, "scale_added": 2.0}),
     "fused_ragged_dot": Call((f(16, 8), f(2, 32, 8), n(2)), {"transpose_rhs": True}, {"epilogue": jnp.tanh}),
     "ragged_dot": Call((f(16, 8), f(2, 32, 8), n(2)), {"transpose_rhs": True}),

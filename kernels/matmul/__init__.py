@@ -1,9 +1,12 @@
-"""Matrix multiplication: `matmul(x, w)`, `fused_matmul(x, w, *operands, epilogue=function)`, `symmetric_matmul(x)`."""
+"""Products of matrices: `matmul`, `fused_matmul` with an epilogue, `quantized_matmul`, `symmetric_matmul` of x xᵀ."""
 
 from tilekern.kernels.conventions import moved
 from tilekern.kernels.matmul import derivatives as derivatives  # the rules of the kernels
+from tilekern.kernels.matmul import quantized_derivatives as quantized_derivatives
 from tilekern.kernels.matmul.api import matmul
 from tilekern.kernels.matmul.fused import fused_matmul
+from tilekern.kernels.matmul.quantized import quantized_matmul
+from tilekern.kernels.matmul.quantized_reference import quantized_reference
 from tilekern.kernels.matmul.reference import fused_reference, reference, symmetric_reference
 from tilekern.kernels.matmul.symmetric import symmetric_matmul
 
@@ -11,6 +14,8 @@ __all__ = [
     "fused_matmul",
     "fused_reference",
     "matmul",
+    "quantized_matmul",
+    "quantized_reference",
     "reference",
     "symmetric_matmul",
     "symmetric_reference",
