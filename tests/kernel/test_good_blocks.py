@@ -138,3 +138,14 @@ def test_blocks_never_change_results(case: Case) -> None:
 def test_there_is_a_model_of_cpus_only() -> None:
     assert model_of(CPU) is not None
     assert model_of(resolve("cuda:sm_90")) is None
+
+
+def test_ops_with_several_results_count() -> None:
+    @tk.kernel(out_type=lambda x: (S((x.shape[0], 8), x.dtype), S((x.shape[0], 8), jnp.int32)))
+    def largest(x, values, places, *, rows: tk.Block):
+        i = tk.parallel(x.shape[0], rows)
+        values[i, :], places[i, :] = jax.lax.top_k(x[i, :], 8)
+
+    x = np.random.default_rng(0).permutation(6400).reshape(100, 64).astype(np.float32)
+    assert blocks_of(largest.trace(S((100000, 64), jnp.float32)).ir)[0] > 1
+    np.testing.assert_array_equal(largest(x)[1], np.argsort(-x, axis=1)[:, :8])

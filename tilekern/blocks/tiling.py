@@ -321,7 +321,7 @@ class _Reader:
                 self.products.append(_product(op, loops))
             case MemoryOp():
                 self.accesses.append(_access(op, loops))
-            case _ if not isinstance(op, Constant) and op.results and op.result.tile.shape:
+            case _ if not isinstance(op, Constant) and op.results and op.results[0].tile.shape:
                 self.ops.append(_lanes(op, loops))
             case _:
                 pass
@@ -339,7 +339,7 @@ def _lanes(op: Op, loops: tuple[Loop, ...]) -> TileOp:
         dims = op.dims
     elif isinstance(op, ArgReduce | Scan | LinearScan | Sort | TopK):
         dims = (op.dim,)
-    tile = op.operands[0].tile if dims else op.result.tile
+    tile = op.operands[0].tile if dims else op.results[0].tile
     moves = isinstance(op, Transpose) and op.permutation[-1] != len(op.permutation) - 1
     function = isinstance(op, Elementwise) and op.function in FUNCTIONS
     return TileOp(_tile(tile), loops, function, dims, moves)
