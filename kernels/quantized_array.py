@@ -256,8 +256,7 @@ def _asymmetric(wide: jax.Array, within: Any, name: str, of_scales: str) -> tupl
         )
     low, high = _INTEGERS[name]
     least, largest = wide.min(within, keepdims=True, initial=0), wide.max(within, keepdims=True, initial=0)
-    # The difference of both numbers may overflow, that of their parts does not.
-    scale = largest / (high - low) - least / (high - low)
+    scale = largest / (high - low) - least / (high - low)  # the difference itself may be infinite
     scales = _rounded_scale(jnp.where(scale < 2.0**-126, 1, scale), of_scales)
     scale = scales.astype(jnp.float32)
     zero = jnp.clip(jnp.round(low - least / scale), low, high)

@@ -101,14 +101,14 @@ def _cuda(lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, *unused: Any, devi
 
 @quantized_matmul_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool) -> Mapping[str, int]:
-    return scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
+    return whole_bytes(scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs), rhs)
 
 
 @fused_quantized_matmul_forward.schedule("tpu")
 def _fused_tpu(
     lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, operands: Any, transpose_rhs: bool
 ) -> Mapping[str, int]:
-    return scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs, operands=len(operands))
+    return whole_bytes(scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs, operands=len(operands)), rhs)
 
 
 def _matrix(rhs: Any) -> Any:

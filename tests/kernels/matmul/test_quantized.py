@@ -1,6 +1,4 @@
-"""Products of arrays of 8 and 4 bits with scales: values, derivatives, transformations and refusals."""
-
-from __future__ import annotations
+"""Products of quantised arrays."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,224 +11,303 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import refused
+from tilekern import nn
 from tilekern.errors import ArgumentError, NotDifferentiableError
 from tilekern.kernel.instance import Instance
 from tilekern.kernels import QuantizedArray, quantized_matmul
 from tilekern.kernels.matmul import quantized_reference
 from tilekern.kernels.matmul.quantized_cases import QUANTIZED_CASES, QuantizedCase
+from tilekern.kernels.matmul.quantized_kernel import fused_quantized_matmul_forward, quantized_matmul_forward
 from tilekern.lower.lowering import lower
 from tilekern.lower.target import Target, resolve
 from tilekern.testing import assert_close, in_float64
 
-BLOCKS = ({}, {"block_m": 5, "block_n": 24, "block_k": 16})
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((19, 96)).astype(np.float32)
+W = RANDOM.standard_normal((96, 48)).astype(np.float32)
+BIAS = RANDOM.standard_normal(48).astype(np.float32)
+
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "int8": {"axis": 0},
+    "int8_tensor": {},
+    "int8_zeros": {"axis": 0, "zero_point": True},
+    "int4": {"dtype": "int4", "block": (32, 1)},
+    "int4_zeros": {"dtype": "int4", "block": (16, 1), "zero_point": True},
+    "float8": {"dtype": "float8_e4m3fn", "axis": 0},
+    "float8_blocks": {"dtype": "float8_e5m2", "block": (16, 16)},
+    "mxfp4": {"dtype": "float4_e2m1fn", "block": (32, 1), "scale_dtype": "float8_e8m0fnu"},
+    "nvfp4": {"dtype": "float4_e2m1fn", "block": (16, 1), "scale_dtype": "float8_e4m3fn"},
+}
+ROWS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "int8": {"lhs_dtype": "int8"},
+    "float8_blocks": {"lhs_dtype": "float8_e4m3fn", "lhs_block": (1, 16)},
+}
 
 
-def shifted(product: Any, bias: Any) -> Any:
+def gated(product: Any, bias: Any) -> Any:
     return jax.nn.silu(product + bias)
 
 
-def normal(*shape: int, dtype: Any = np.float32) -> Any:
-    return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape), dtype)
-
-
-def quantized(*shape: int, **keywords: Any) -> QuantizedArray:
-    return QuantizedArray.quantize(normal(*shape), **keywords)
-
-
 def check(lhs: Any, rhs: Any, *operands: Any, **keywords: Any) -> None:
-    """Equal to the product of dequantised matrices, by the rule."""
-    launch = {name: value for name, value in keywords.items() if name.startswith("block") or name == "target"}
-    of = {name: value for name, value in keywords.items() if name not in launch}
-    out = quantized_matmul(lhs, rhs, *operands, out_dtype="float32", **keywords)
-    leaves, tree = jax.tree.flatten((lhs, rhs, operands))
-
-    def reference(*leaves: Any, dtype: Any) -> Any:
-        left, right, others = jax.tree.unflatten(tree, leaves)
-        return quantized_reference(left, right, *others, **of, dtype=dtype)
-
-    with jax.enable_x64(True):
-        exact = np.asarray(reference(*leaves, dtype=jnp.float64))
-    assert_close(out, exact, reference(*leaves, dtype=jnp.float32), length=lhs.shape[-1])
+    out = quantized_matmul(lhs, rhs, *operands, **keywords)
+    same = {name: value for name, value in keywords.items() if name in ("epilogue", "transpose_rhs")}
+    dtype = lhs.dtype if lhs.dtype in (jnp.float32, jnp.bfloat16) else "float32"
+    low = jax.jit(partial(quantized_reference, dtype=dtype, **same))(lhs, rhs, *operands).astype(out.dtype)
+    wide = partial(quantized_reference, dtype="float64", **same)
+    leaves, tree = jax.tree.flatten((lhs, rhs, *operands))
+    oracle = in_float64(lambda *leaves: wide(*jax.tree.unflatten(tree, leaves)), *leaves)
+    assert_close(out, oracle, low, length=rhs.shape[-2], factor=3)
 
 
-@pytest.mark.parametrize("target", ["cpu:xla", "cpu"])
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_any_scales(weights: str, rows: str) -> None:
+    rhs = QuantizedArray.quantize(jnp.asarray(W), **WEIGHTS[weights])
+    keywords = ROWS[rows]
+    lhs: Any = jnp.asarray(X)
+    if keywords:
+        lhs = QuantizedArray.quantize(lhs, keywords["lhs_dtype"], block=keywords.get("lhs_block", (1, None)))
+        np.testing.assert_array_equal(
+            quantized_matmul(jnp.asarray(X), rhs, out_dtype="float32", **keywords),
+            quantized_matmul(lhs, rhs, out_dtype="float32"),
+        )
+    check(lhs, rhs, out_dtype="float32")
+
+
+@pytest.mark.parametrize("case", [case.small() for case in QUANTIZED_CASES], ids=lambda case: case.name)
+def test_small_quantized_cases(case: QuantizedCase) -> None:
+    check(*case.arrays(jax.random.key(0), jnp.bfloat16))
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", QUANTIZED_CASES, ids=lambda case: case.name)
-def test_products_of_real_layers(case: QuantizedCase, target: str) -> None:
-    check(*case.small().arrays(jax.random.key(0), jnp.float32), target=target)
+def test_quantized_cases_trace(case: QuantizedCase) -> None:
+    arrays = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
+    out = jax.eval_shape(quantized_matmul, *arrays)
+    assert (out.shape, out.dtype) == ((case.rows, case.columns), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("blocks", BLOCKS, ids=["own", "small"])
-@pytest.mark.parametrize("case", QUANTIZED_CASES, ids=lambda case: case.name)
-def test_epilogues(case: QuantizedCase, blocks: dict[str, int]) -> None:
-    x, w = case.small().arrays(jax.random.key(0), jnp.float32)
-    check(x, w, normal(w.shape[1]), epilogue=shifted, **blocks)
+@pytest.mark.parametrize("weights", ["int8", "int4_zeros", "float8_blocks"])
+def test_epilogues_and_transposed_weights(weights: str) -> None:
+    rhs = QuantizedArray.quantize(jnp.asarray(W), **WEIGHTS[weights])
+    turned = jax.tree.map(lambda a: a.mT, rhs)
+    check(jnp.asarray(X), turned, BIAS, epilogue=gated, transpose_rhs=True, block_n=16)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
-@pytest.mark.parametrize("block", [(None, None), (None, 1), (1, None), (16, 1), (16, 8)])
-def test_scales_of_tensors_rows_columns_and_blocks(dtype: str, block: Any) -> None:
-    check(normal(7, 64), quantized(64, 24, dtype=dtype, block=block))
+def test_products_of_integers_are_exact() -> None:
+    """Sums in float32 would round: 127² · 4096 has 26 bits."""
+    lhs, rhs = jnp.full((2, 4096), 127, jnp.int8).at[0, 0].set(126), jnp.full((4096, 3), 127, jnp.int8)
+    one = jnp.ones((1, 1))
+    out = quantized_matmul(QuantizedArray(lhs, one / 512), QuantizedArray(rhs, one), out_dtype="float32")
+    exact = (np.asarray(lhs, np.int64) @ np.asarray(rhs, np.int64)).astype(np.float32) / 512
+    np.testing.assert_array_equal(out, exact)
 
 
-@pytest.mark.parametrize("zero_points", [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("block", [None, (1, 16)])
-def test_zero_points(zero_points: tuple[bool, bool], block: Any) -> None:
-    left, right = zero_points
-    lhs = quantized(5, 64, axis=None if block else -1, block=block, zero_point=left)
-    check(lhs, quantized(64, 12, block=(16, 1) if block else (None, 1), zero_point=right))
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(5, 33, 7), (4, 31, 9)])
+def test_numbers_of_4_bits_of_odd_sizes(shape: tuple[int, int, int], transposed: bool) -> None:
+    rows, inner, columns = shape
+    rhs = QuantizedArray.quantize(jnp.asarray(W[:inner, :columns]), "int4", axis=0)
+    rhs = jax.tree.map(lambda a: a.mT, rhs) if transposed else rhs
+    check(jnp.asarray(X[:rows, :inner]), rhs, transpose_rhs=transposed)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-def test_transposed_weights(dtype: str) -> None:
-    check(normal(5, 64), quantized(24, 64, dtype=dtype, block=(8, 16)), transpose_rhs=True)
+def test_leading_dims() -> None:
+    x = jnp.asarray(X[:18]).reshape(2, 9, 96)
+    one, two = (QuantizedArray.quantize(jnp.stack([W, 2 * W][:n]), block=(16, 1)) for n in (1, 2))
+    rows = QuantizedArray.quantize(x, axis=-1)
+    whole = QuantizedArray.quantize(x)
+    for lhs in (x, rows, whole):
+        for rhs in (one, two, jax.tree.map(lambda a: a[0], one)):
+            check(lhs, rhs, BIAS, epilogue=gated, out_dtype="float32")
 
 
-def test_int4_with_an_odd_inner_dim() -> None:
-    check(normal(3, 33), quantized(33, 7, dtype="int4", axis=0))
-    check(normal(3, 33), quantized(7, 33, dtype="int4", axis=1), transpose_rhs=True)
+def test_under_vmap_and_jit() -> None:
+    rhs = QuantizedArray.quantize(jnp.stack([W, -W]), block=(None, 1))
+    out = jax.jit(jax.vmap(partial(quantized_matmul, lhs_dtype="int8"), (None, 0)))(X, rhs)
+    np.testing.assert_array_equal(out[0], -out[1])
+    first = jax.tree.map(lambda a: a[0], rhs)
+    np.testing.assert_array_equal(out[0], quantized_matmul(X, first, lhs_dtype="int8"))
 
 
-def test_sums_of_integers_are_exact() -> None:
-    lhs, rhs = (
-        QuantizedArray(jnp.full(s, n, jnp.int8), jnp.ones((1, 1))) for s, n in (((3, 4096), 127), ((4096, 5), -127))
+@pytest.mark.one_backend
+def test_meanings_of_scaled_matmul() -> None:
+    lhs = QuantizedArray.quantize(jnp.asarray(X)[None], "float8_e4m3fn", block=(1, 16))
+    rhs = QuantizedArray.quantize(jnp.asarray(W.T)[None], "float8_e4m3fn", block=(1, 16))
+    theirs = nn.scaled_matmul(lhs.values, rhs.values, lhs.scales, rhs.scales)
+    np.testing.assert_allclose(
+        quantized_matmul(lhs, rhs, transpose_rhs=True, out_dtype="float32"), theirs, rtol=1e-5, atol=1e-5
     )
-    np.testing.assert_array_equal(quantized_matmul(lhs, rhs, out_dtype="float32"), np.float32(-127 * 127 * 4096))
 
 
-@pytest.mark.parametrize(
-    "shapes", [((2, 3, 32), (32, 9)), ((2, 3, 32), (2, 32, 9)), ((4, 1, 3, 32), (2, 32, 9)), ((3, 32), (2, 32, 9))]
-)
-def test_leading_dims(shapes: Any) -> None:
-    left, right = shapes
-    check(normal(*left), QuantizedArray.quantize(normal(*right), axis=-2))
+@pytest.mark.one_backend
+def test_devices_divide_rows_and_columns() -> None:
+    mesh = jax.make_mesh((2, 2), ("rows", "columns"))
+    put = lambda x, *spec: jax.device_put(x, jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))  # noqa: E731
+    rhs = QuantizedArray.quantize(jnp.asarray(W), block=(16, 1))
+    divided = QuantizedArray(put(rhs.values, None, "columns"), put(rhs.scales, None, "columns"))
+    call = jax.jit(quantized_matmul)
+    x = put(jnp.asarray(X[:18]), "rows")
+    out = call(x, divided)
+    assert out.sharding.spec == jax.sharding.PartitionSpec("rows", "columns")
+    np.testing.assert_allclose(out, quantized_matmul(X[:18], rhs), rtol=1e-5, atol=1e-5)
+    assert "all-gather" not in call.lower(x, divided).compile().as_text()
 
 
-@pytest.mark.parametrize("shape", [(0, 32, 5), (4, 32, 0)])
-def test_empty(shape: tuple[int, int, int]) -> None:
-    m, k, n = shape
-    out = quantized_matmul(normal(m, k), QuantizedArray(jnp.zeros((k, n), jnp.int8), jnp.ones((1, n))))
-    assert out.shape == (m, n)
+# --- derivatives ------------------------------------------------------------------------------------------------------
 
 
-def test_activations_are_quantised_as_they_come() -> None:
-    x, w = normal(6, 64), quantized(64, 9, axis=0)
-    ours = quantized_matmul(x, w, lhs_dtype="int8")
-    np.testing.assert_array_equal(ours, quantized_matmul(QuantizedArray.quantize(x, axis=-1), w, out_dtype="float32"))
-    check(x, w, lhs_dtype="float8_e4m3fn", lhs_block=(1, 16))
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("weights", ["int8", "int4_zeros", "float8_blocks", "mxfp4"])
+@pytest.mark.parametrize("epilogue", [None, gated])
+def test_gradients_of_rows_and_scales(weights: str, transposed: bool, epilogue: Any) -> None:
+    rhs = QuantizedArray.quantize(jnp.asarray(W), **{**WEIGHTS[weights], "scale_dtype": "float32"})
+    rhs = jax.tree.map(lambda a: a.mT, rhs) if transposed else rhs
+    cotangent = RANDOM.standard_normal((19, 48)).astype(np.float32)
+    operands = () if epilogue is None else (jnp.asarray(BIAS),)
+
+    def loss(function: Any, x: Any, scales: Any, *operands: Any) -> Any:
+        weight = QuantizedArray(rhs.values, scales, rhs.zero_points)
+        return (function(x, weight, *operands, epilogue=epilogue, transpose_rhs=transposed) * cotangent).sum()
+
+    def slopes(function: Any, *arrays: Any) -> Any:
+        return jax.grad(partial(loss, function), tuple(range(len(arrays))))(*arrays)
+
+    arrays = X, rhs.scales, *operands
+    oracle = in_float64(partial(slopes, partial(quantized_reference, dtype="float64")), *arrays)
+    low = jax.jit(partial(slopes, quantized_reference))(*arrays)
+    for found, exact, naive in zip(slopes(quantized_matmul, *arrays), oracle, low, strict=True):
+        assert_close(found, exact, naive, length=19 * 96, factor=3)
 
 
-# --- derivatives and transformations ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("epilogue", [None, gated])
+def test_gradients_go_straight_through_roundings(epilogue: Any) -> None:
+    """Both operands are rounded; the gradients are those of a product of the rounded numbers."""
+    operands = () if epilogue is None else (BIAS,)
+    keywords: dict[str, Any] = {"lhs_dtype": "int8", "rhs_dtype": "int4", "rhs_block": (32, 1)}
+    left = QuantizedArray.quantize(jnp.asarray(X), "int8", axis=1).dequantize()
+    right = QuantizedArray.quantize(jnp.asarray(W), "int4", block=(32, 1)).dequantize()
+
+    def ours(x: Any, w: Any) -> Any:
+        return (quantized_matmul(x, w, *operands, epilogue=epilogue, **keywords) ** 2).sum()
+
+    def theirs(x: Any, w: Any) -> Any:
+        return (quantized_reference(x, w, *operands, epilogue=epilogue, dtype=x.dtype) ** 2).sum()
+
+    oracle = in_float64(jax.grad(theirs, (0, 1)), left, right)
+    low = jax.jit(jax.grad(theirs, (0, 1)))(left, right)
+    for found, exact, naive in zip(jax.grad(ours, (0, 1))(X, W), oracle, low, strict=True):
+        assert_close(found, exact, naive, length=96 * 96, factor=3)
 
 
-@pytest.mark.parametrize("epilogue", [None, shifted])
-def test_gradients_of_floats_and_scales(epilogue: Any) -> None:
-    """Weight-only: by activations, by scales, and by the operands of the epilogue."""
-    x, w = normal(6, 64), quantized(64, 24, block=(16, 8))
-    bias = (normal(24),) if epilogue else ()
-
-    def loss(product: Any, x: Any, scales: Any, *bias: Any) -> Any:
-        return jnp.sin(product(x, QuantizedArray(w.values, scales), *bias, epilogue=epilogue)).sum()
-
-    arrays = (x, w.scales, *bias)
-    numbers = tuple(range(len(arrays)))
-    ours = jax.grad(partial(loss, quantized_matmul), numbers)(*arrays)
-    reference = jax.grad(partial(loss, quantized_reference), numbers)
-    exact = in_float64(jax.grad(partial(loss, partial(quantized_reference, dtype="float64")), numbers), *arrays)
-    for found, oracle, low in zip(ours, exact, reference(*arrays), strict=True):
-        assert_close(found, oracle, low, length=64 * 24, factor=3)
+def test_gradients_through_quantised_activations_with_a_quantised_weight() -> None:
+    rhs = QuantizedArray.quantize(jnp.asarray(W), axis=0)
+    found = jax.grad(lambda x: quantized_matmul(x, rhs, lhs_dtype="int8").sum())(X)
+    np.testing.assert_allclose(found, np.broadcast_to(rhs.dequantize().sum(1), X.shape), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_go_straight_through_roundings() -> None:
-    """As if the rounded numbers were the numbers themselves."""
-    x, w = normal(6, 64), normal(64, 24)
-    left, right = (QuantizedArray.quantize(a, axis=n).dequantize() for a, n in ((x, -1), (w, 0)))
-    ours = jax.grad(lambda x, w: jnp.sin(quantized_matmul(x, w, lhs_dtype="int8", rhs_dtype="int8")).sum(), (0, 1))(
-        x, w
-    )
-    loss = jax.grad(lambda x, w: jnp.sin(x @ w).sum(), (0, 1))
-    for found, exact, low in zip(ours, in_float64(loss, left, right), loss(left, right), strict=True):
-        assert_close(found, exact, low, length=64 * 24, factor=3)
-
-
-def test_second_derivatives() -> None:
-    x, w = normal(3, 32), quantized(32, 5, axis=0)
-    ours = jax.hessian(lambda x: jnp.sin(quantized_matmul(x, w)).sum())(x)
-    theirs = jax.hessian(lambda x: jnp.sin(quantized_reference(x, w)).sum())
-    exact = in_float64(jax.hessian(lambda x: jnp.sin(quantized_reference(x, w, dtype="float64")).sum()), x)
-    assert_close(ours, exact, theirs(x), length=32 * 5, factor=3)
-
-
-def test_vmap_and_jit() -> None:
-    x, w = normal(4, 3, 32), jax.vmap(lambda w: QuantizedArray.quantize(w, axis=0))(normal(4, 32, 5))
-    ours = jax.jit(jax.vmap(quantized_matmul))(x, w)
-    for n in range(4):
-        one = jax.tree.map(lambda a, n=n: a[n], w)
-        np.testing.assert_array_equal(ours[n], quantized_matmul(x[n], one))
-
-
+@pytest.mark.one_backend
 def test_values_have_no_derivative() -> None:
-    w = QuantizedArray.quantize(normal(16, 4), "float8_e4m3fn", axis=0)
-
-    def product(values: Any) -> Any:
-        return quantized_matmul(normal(2, 16), QuantizedArray(values, w.scales)).sum()
-
+    rhs = QuantizedArray.quantize(jnp.asarray(W), "float8_e4m3fn")
     with pytest.raises(NotDifferentiableError, match="rhs of float8_e4m3fn has no derivative"):
-        jax.grad(product)(w.values)
+        jax.grad(lambda v: quantized_matmul(X, QuantizedArray(v, rhs.scales)).sum())(rhs.values)
 
 
+# --- interpreted, refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_the_interpreter_agrees() -> None:
+    rhs = QuantizedArray.quantize(jnp.asarray(W), "int8", block=(16, 1))
+    lhs = QuantizedArray.quantize(jnp.asarray(X), "int8", axis=1)
+    arrays = lhs.values, rhs.values[None], lhs.scales, rhs.scales[None]
+    static: dict[str, Any] = {
+        "transpose_rhs": False,
+        "out_dtype": "float32",
+        "block_m": 8,
+        "block_n": 16,
+        "block_k": 32,
+    }
+    expected = quantized_reference(lhs, rhs)
+    plain = quantized_matmul_forward.trace(*arrays, **static)
+    np.testing.assert_allclose(tk.interpret(plain)(*arrays), expected, rtol=1e-4, atol=1e-4)
+    fused = fused_quantized_matmul_forward.trace(*arrays, (BIAS[None],), epilogue=gated, **static)
+    np.testing.assert_allclose(tk.interpret(fused)(*arrays, (BIAS[None],)), gated(expected, BIAS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.one_backend
+def test_no_terms_and_no_rows() -> None:
+    rhs = QuantizedArray(jnp.zeros((0, 48), jnp.int8), jnp.ones((1, 48)))
+    np.testing.assert_allclose(quantized_matmul(X[:, :0], rhs, BIAS, epilogue=gated)[3], gated(0, BIAS), rtol=1e-6)
+    assert quantized_matmul(X[:0], QuantizedArray.quantize(jnp.asarray(W))).shape == (0, 48)
+
+
+Q = QuantizedArray(jnp.zeros((96, 48), jnp.int8), jnp.ones((1, 48)))
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "summary"),
+    [
+        ((X, W), {}, "no operand of quantized_matmul is quantised"),
+        ((X[:, :5], Q), {}, "the matrices of quantized_matmul do not fit"),
+        ((X, Q), {"transpose_rhs": True}, "the matrices of quantized_matmul do not fit"),
+        ((X, QuantizedArray(Q.values, jnp.ones((5, 48)))), {}, "the scales of rhs of quantized_matmul do not fit"),
+        ((X, QuantizedArray(Q.values, jnp.ones(48))), {}, "the scales of rhs of quantized_matmul do not fit"),
+        ((X.astype(np.int32), Q), {}, "quantized_matmul cannot take this lhs"),
+        ((X, Q), {"rhs_dtype": "int8"}, "rhs of quantized_matmul is quantised already"),
+        ((X, Q), {"lhs_dtype": "int16"}, "quantized_matmul has no values of this dtype"),
+        ((X, Q, jnp.ones(5)), {"epilogue": gated}, "operand 0 of quantized_matmul does not broadcast"),
+        ((X, Q, BIAS), {}, "the epilogue of quantized_matmul does not return a number"),
+        ((X, Q), {"out_dtype": "int8"}, "quantized_matmul has no results of this dtype"),
+        ((X, Q), {"block_x": 8}, "quantized_matmul has no keyword argument 'block_x'"),
+        (
+            (
+                QuantizedArray(jnp.zeros((2, 96), jnp.int8), jnp.ones((2, 2))),
+                QuantizedArray(Q.values, jnp.ones((3, 1))),
+            ),
+            {},
+            "the blocks of the scales of quantized_matmul do not nest",
+        ),
+    ],
+)
+def test_refused(arguments: Any, keywords: Any, summary: str) -> None:
+    with refused(ArgumentError, summary):
+        quantized_matmul(*arguments, **keywords)  # <-
+
+
+@pytest.mark.one_backend
+def test_second_derivatives() -> None:
+    x, w = jnp.asarray(X[:3, :32]), QuantizedArray.quantize(jnp.asarray(W[:32, :5]), axis=0)
+
+    def loss(product: Any, x: Any) -> Any:
+        return jnp.sin(product(x, w)).sum()
+
+    ours = jax.hessian(partial(loss, quantized_matmul))(x)
+    exact = in_float64(jax.hessian(partial(loss, partial(quantized_reference, dtype="float64"))), x)
+    assert_close(ours, exact, jax.hessian(partial(loss, quantized_reference))(x), length=32 * 5, factor=3)
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize("target", ["cuda:sm_90", "tpu:v6e"])
 @pytest.mark.parametrize("case", QUANTIZED_CASES, ids=lambda case: case.name)
 def test_gpus_and_tpus_take_products_of_real_layers(case: QuantizedCase, target: str) -> None:
     """With the sizes of the model, whose blocks are the schedule's."""
     kind = resolve(target)
-    calls = list(_kernels(jax.make_jaxpr(quantized_matmul)(*jax.eval_shape(_arrays(case), jax.random.key(0))), kind))
+    arrays = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
+    calls = list(kernels_of(jax.make_jaxpr(quantized_matmul)(*arrays), kind))
     assert any("quantized_matmul_forward" in kernel.name for kernel in calls)
     for kernel in calls:
         lower(kernel.version(kind).func, kind, kernel.launch(kind))
 
 
-def _arrays(case: QuantizedCase) -> Any:
-    return lambda key: case.arrays(key, jnp.bfloat16)
-
-
-def _kernels(jaxpr: Any, target: Target) -> Iterator[Instance]:
+def kernels_of(jaxpr: Any, target: Target) -> Iterator[Instance]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "tilekern_call":
             called = equation.params["callee"].kernels(target, [v.aval for v in equation.invars])
             yield from (kernel for kernel, _ in called)
         elif "jaxpr" in equation.params:
-            yield from _kernels(equation.params["jaxpr"], target)
-
-
-# --- refused ----------------------------------------------------------------------------------------------------------
-
-
-X, W = normal(4, 32), quantized(32, 6, axis=0)
-WRONG: tuple[tuple[tuple[Any, ...], dict[str, Any], str], ...] = (
-    ((X, normal(32, 6)), {}, "no operand of quantized_matmul is quantised"),
-    ((normal(4, 31), W), {}, "the matrices of quantized_matmul do not fit"),
-    ((X, W), {"rhs_dtype": "int8"}, "rhs of quantized_matmul is quantised already"),
-    ((jnp.ones((4, 32), jnp.int32), W), {}, "quantized_matmul cannot take this lhs"),
-    ((X, W, normal(5)), {"epilogue": shifted}, "operand 0 of quantized_matmul does not broadcast to the product"),
-    (
-        (X, QuantizedArray(W.values, X[:1, :5])),
-        {},
-        "the scales of rhs of quantized_matmul do not fit its values",
-    ),
-    (
-        (quantized(4, 96, block=(1, 32)), quantized(96, 6, block=(48, 1))),
-        {},
-        "the blocks of the scales of quantized_matmul do not nest along the inner dim",
-    ),
-)
-
-
-@pytest.mark.parametrize(("arrays", "keywords", "message"), WRONG, ids=[message for *_, message in WRONG])
-def test_arguments_that_do_not_fit(arrays: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:
-    with refused(ArgumentError, message):
-        quantized_matmul(*arrays, **keywords)  # <-
-
-
-def test_a_wrong_block_of_the_launch() -> None:
-    with pytest.raises(tk.errors.ArgumentError):
-        quantized_matmul(normal(4, 32), quantized(32, 6, axis=0), block_q=3)  # pyright: ignore[reportCallIssue] -- wrong on purpose
+            yield from kernels_of(equation.params["jaxpr"], target)
