@@ -18,8 +18,8 @@ from bench.llvm.peak import host
 from bench.plain_kernels import CASES, Case
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.blocks import fastest, model_of
-from tilekern.lower.target import resolve
+from tilekern.blocks import fastest
+from tilekern.blocks.on_cpu import seconds
 
 LIMIT = 2.0  # × the fastest, at worst
 TARGET = "cpu:llvm"
@@ -35,11 +35,11 @@ def measure() -> Iterator[Result]:
     for case in CASES:
         arrays = _arrays(case)
         default = dict.fromkeys(case.kernel.signature.blocks, 128)
-        chosen = fastest(partial(_func, case), default, list(default), model_of(resolve(TARGET)) or _none)
+        chosen = fastest(partial(_func, case), default, list(default), seconds)
         best = min(_sample(case, arrays, (default, chosen)), key=lambda pair: pair[0])[1]
         runs = {who: _call(case, arrays, b) for who, b in (("default", default), ("model", chosen), ("best", best))}
         times = take_turns({who: clock(run) for who, run in runs.items()}, _ROUNDS, 0.02)
-        ms = {who: statistics.median(seconds) * 1e3 for who, seconds in times.items()}
+        ms = {who: statistics.median(samples) * 1e3 for who, samples in times.items()}
         title = f"blocks of {case.name}: the model's {_shown(chosen)}, the fastest {_shown(best)}"
         yield Result(title, "ms", ms["model"], LIMIT, "ratio", ms["best"], by_round(times["model"], times["best"]))
         title = f"blocks of {case.name}: the model's {_shown(chosen)}, default 128"
@@ -48,10 +48,6 @@ def measure() -> Iterator[Result]:
 
 def _func(case: Case, blocks: Mapping[str, int]) -> Any:
     return case.kernel.trace(*case.arguments, **blocks).ir
-
-
-def _none(_: object) -> float:
-    raise AssertionError("there is a model of CPUs")
 
 
 def _arrays(case: Case) -> list[jax.Array]:
@@ -82,13 +78,13 @@ def _sample(
             return
         call = _call(case, arrays, blocks)
         try:
-            seconds = [clock(call)() for _ in range(3)][1:]
+            samples = [clock(call)() for _ in range(3)][1:]
         except Exception:  # blocks that the target refuses
             continue
-        if min(seconds) < 2 * fastest_yet:
-            seconds += [clock(call)() for _ in range(6)]
-        fastest_yet = min(fastest_yet, *seconds)
-        yield min(seconds), blocks
+        if min(samples) < 2 * fastest_yet:
+            samples += [clock(call)() for _ in range(6)]
+        fastest_yet = min(fastest_yet, *samples)
+        yield min(samples), blocks
 
 
 def _shown(blocks: Mapping[str, int]) -> str:

@@ -66,21 +66,30 @@ def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") 
       Array([[127, -42],
              [  0,   0]], dtype=int8)
     """
+    name = dtype_name("quantize", dtype)
+    wide, within = in_blocks("quantize", x, block)
+    scales = scale_of(jnp.abs(wide).max(within, keepdims=True, initial=0), name)
+    return rounded(wide / scales, name).reshape(x.shape), scales.squeeze(within)
+
+
+def in_blocks(function: str, x: Any, block: Any) -> tuple[jax.Array, tuple[int, ...]]:
+    """x in float32 with each dim as two, [blocks, numbers of a block], and the dims of the numbers of a block.
+
+    `block` is as of `quantize`. Derivatives take the result as a constant.
+
+    Raises:
+      ArgumentError: x is not float32, bfloat16 or float16, or blocks do not divide its dims.
+    """
     require(
         is_float(x) and x.dtype != jnp.float64,
-        "quantize",
+        function,
         expected="x of float32, bfloat16 or float16",
         fix="cast with .astype",
         x=x,
     )
-    name = dtype_name("quantize", dtype)
-    sizes = block_sizes("quantize", x.shape, block)
-    # Each dim as blocks and the numbers of a block.
+    sizes = _block_sizes(function, x.shape, block)
     parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // max(1, size), max(1, size))]
-    within = tuple(range(1, len(parts), 2))
-    wide = jax.lax.stop_gradient(x).astype(jnp.float32).reshape(parts)
-    scales = scale_of(jnp.abs(wide).max(within, keepdims=True, initial=0), name)
-    return rounded(wide / scales, name).reshape(x.shape), scales.squeeze(within)
+    return jax.lax.stop_gradient(x).astype(jnp.float32).reshape(parts), tuple(range(1, len(parts), 2))
 
 
 def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
@@ -150,7 +159,7 @@ def dtype_name(function: str, dtype: Any) -> str:
     )
 
 
-def block_sizes(function: str, shape: Any, block: Any) -> list[int]:
+def _block_sizes(function: str, shape: Any, block: Any) -> list[int]:
     """How many neighbours share a scale, for each dim of a shape; `block` as of `quantize`.
 
     Raises:

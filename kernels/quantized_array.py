@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import is_float, require
-from tilekern.kernels.quantization import LARGEST, block_sizes, dtype_name, expanded, is_quantized, rounded, scale_of
+from tilekern.kernels.checks import is_float
+from tilekern.kernels.quantization import LARGEST, dtype_name, expanded, in_blocks, is_quantized, rounded, scale_of
 
 hide_frames(__file__)
 
@@ -28,9 +28,9 @@ _INTEGERS = {"int8": (-128.0, 127.0), "int4": (-8.0, 7.0)}
 class QuantizedArray:
     """Values of 8 or 4 bits with a scale for each block: x is about (values - zero_points) * scales.
 
-    Each dim of the scales divides that of the values: scales [M, 1] are of rows, [1, N] of columns, [M, K / 32] of
-    blocks of 32 numbers of a row, [1, 1] of the whole matrix. It is a pytree: `jax.jit`, `jax.vmap`, `jax.lax.scan`,
-    checkpoints and shardings take it as its arrays.
+    Each dim of the scales divides the same dim of the values: scales [M, 1] are of rows, [1, N] of columns,
+    [M, K / 32] of blocks of 32 numbers of a row, [1, 1] of the whole matrix. It is a pytree: `jax.jit`, `jax.vmap`,
+    `jax.lax.scan`, checkpoints and shardings take it as its arrays.
 
     Attributes:
       values: int8, int4, float8_e4m3fn, float8_e5m2 or float4_e2m1fn.
@@ -109,19 +109,8 @@ class QuantizedArray:
         Raises:
           tilekern.errors.ArgumentError: x or a dtype is not in these lists, or blocks do not divide the dims.
         """
-        require(
-            is_float(x) and x.dtype != jnp.float64,
-            "QuantizedArray.quantize",
-            expected="x of float32, bfloat16 or float16",
-            fix="cast with .astype",
-            x=x,
-        )
         name, of_scales = dtype_name("QuantizedArray.quantize", dtype), _scale_dtype(scale_dtype)
-        sizes = block_sizes("QuantizedArray.quantize", x.shape, _block(x, axis, block))
-        # Each dim as blocks and the numbers of a block.
-        parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // max(1, size), max(1, size))]
-        within = tuple(range(1, len(parts), 2))
-        wide = jax.lax.stop_gradient(x).astype(jnp.float32).reshape(parts)
+        wide, within = in_blocks("QuantizedArray.quantize", x, _block(x, axis, block))
         if zero_point:
             values, scales, zeros = _asymmetric(wide, within, name, of_scales)
             return cls(values.reshape(x.shape), scales.squeeze(within), zeros.squeeze(within))

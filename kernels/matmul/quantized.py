@@ -1,4 +1,4 @@
-"""The public function: checks, leading dims, and what is quantised on the way."""
+"""The public function `quantized_matmul`: it checks arguments, and makes matrices of operands with leading dims."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def quantized_matmul(
     numbers = [x.values if isinstance(x, QuantizedArray) else x for x in (lhs, rhs)]
     dtype = result_dtype("quantized_matmul", out_dtype, *numbers)
     if epilogue is not None or operands:
-        given = [x.dtype if how is None else jnp.int8 for x, how in zip(numbers, (of_lhs, of_rhs), strict=True)]
-        check_epilogue("quantized_matmul", epilogue, widened(*given), 1 + len(operands))
+        dtypes = [x.dtype if how is None else jnp.int8 for x, how in zip(numbers, (of_lhs, of_rhs), strict=True)]
+        check_epilogue("quantized_matmul", epilogue, widened(*dtypes), 1 + len(operands))
     if 0 in (*shape, lhs.shape[-1]):
         return _empty(shape, operands, epilogue, dtype)
     keywords = (("target", target), *launch.items())

@@ -60,9 +60,9 @@ def operand_of(name: str, x: Any, dtype: Any, block: Any, default: tuple[int | N
         )
     if dtype is None and block is None:
         return x, None
-    given: Any = default if block is None else block
-    of_block = tuple(cast(Sequence[Any], given)) if isinstance(given, tuple | list) else (given,)
-    return x, Rounding(jnp.dtype("int8" if dtype is None else dtype).name, of_block)
+    sizes: Any = default if block is None else block
+    sizes = tuple(cast(Sequence[Any], sizes)) if isinstance(sizes, tuple | list) else (sizes,)
+    return x, Rounding(jnp.dtype("int8" if dtype is None else dtype).name, sizes)
 
 
 def check_product(lhs: Operand, rhs: Operand, operands: Sequence[Any], transpose_rhs: bool) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ def _shown(x: Any) -> str:
 
 
 def with_whole_batch(x: Operand) -> Operand:
-    """The operand. Each leading dim of its scales is 1 or that of the values: scales of blocks are repeated."""
+    """The operand with scales whose leading dims are 1 or as long as those of the values: scales are repeated."""
     if not isinstance(x, QuantizedArray):
         return x
 

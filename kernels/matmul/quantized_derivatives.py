@@ -77,25 +77,25 @@ def _whole(rhs: Any, rhs_scale: Any, transpose_rhs: bool) -> jax.Array:
 def _jvp(primals: Any, tangents: Any, *, transpose_rhs: bool, out_dtype: Any, **blocks: int) -> Any:
     static = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
     # The product is linear in lhs: its tangent is the op itself.
-    rest = (None, *tangents[1:])
-    return quantized_matmul_forward(*primals, **static, **blocks), _tangent(primals, rest, **static)
+    without_lhs = (None, *tangents[1:])
+    return quantized_matmul_forward(*primals, **static, **blocks), _tangent(primals, without_lhs, **static)
 
 
 @quantized_matmul_forward.deftranspose
 def _transpose(
     cotangent: jax.Array, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
 ) -> dict[str, jax.Array]:
-    given = cotangent.astype(lhs.dtype)
-    if rhs_scale is not None and rhs_scale.shape[2] > 1 and given.shape[1] // rhs_scale.shape[2] < LEAST:
+    by_out = cotangent.astype(lhs.dtype)
+    if rhs_scale is not None and rhs_scale.shape[2] > 1 and by_out.shape[1] // rhs_scale.shape[2] < LEAST:
         if rhs_scale.shape[1] > 1:
             # Blocks of few columns would make products of as few terms.
-            matrix = _whole(rhs, rhs_scale, transpose_rhs).astype(given.dtype)
-            by_lhs = product(given, matrix, transpose_rhs=not transpose_rhs)
+            matrix = _whole(rhs, rhs_scale, transpose_rhs).astype(by_out.dtype)
+            by_lhs = product(by_out, matrix, transpose_rhs=not transpose_rhs)
             return {"lhs": by_lhs if lhs_scale is None else dequantize(by_lhs, lhs_scale, lhs.dtype)}
-        given, rhs_scale = dequantize(given, rhs_scale[0], given.dtype), None
+        by_out, rhs_scale = dequantize(by_out, rhs_scale[0], by_out.dtype), None
     turned = None if rhs_scale is None else rhs_scale.mT
     static: Any = {"transpose_rhs": not transpose_rhs, "out_dtype": lhs.dtype.name}
-    by_lhs = quantized_matmul_forward(given, rhs, None, turned, **static)
+    by_lhs = quantized_matmul_forward(by_out, rhs, None, turned, **static)
     return {"lhs": by_lhs if lhs_scale is None else dequantize(by_lhs, lhs_scale, lhs.dtype)}
 
 

@@ -1,6 +1,6 @@
 """The kernels of products of numbers with scales, and their blocks.
 
-A tile of the product is that of a `ragged_dot` with one group. The rows are no groups, so devices may divide them.
+The product of a tile is computed as in `ragged_dot` with one group. Without groups, devices may divide the rows.
 """
 
 from __future__ import annotations

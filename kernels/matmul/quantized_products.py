@@ -61,8 +61,13 @@ class _Shifted:
     pairs: bool
 
     def __call__(self, product: Any, *operands: Any) -> Any:
-        shift, rest = (operands[0] * operands[1], operands[2:]) if self.pairs else (operands[0], operands[1:])
-        return product - shift if self.epilogue is None else self.epilogue(product - shift, *rest)
+        if self.pairs:
+            row, column, *others = operands
+            shifted = product - row * column
+        else:
+            shift, *others = operands
+            shifted = product - shift
+        return shifted if self.epilogue is None else self.epilogue(shifted, *others)
 
 
 def multiply(settings: Settings, lhs: Operand, rhs: Operand, operands: Sequence[jax.Array]) -> jax.Array:
@@ -148,7 +153,7 @@ def _rounded(settings: Settings, *operands: Operand) -> list[Operand]:
 
 
 def _jvp(settings: Settings, primals: Any, tangents: Any) -> Any:
-    """The tangent of rounded numbers is that of the numbers themselves."""
+    """The rule of `_straight_through`: a tangent of an operand counts as a tangent of the rounded operand."""
     (lhs, rhs, operands), (dlhs, drhs, doperands) = primals, tangents
     left, right = _rounded(settings, lhs, rhs)
     wide = "float64" if settings.out_dtype == "float64" else "float32"
@@ -192,7 +197,7 @@ def _along_rhs(plain: Settings, left: Operand, right: Operand, rhs: Operand, drh
 def _along_scales(
     x: QuantizedArray, dx: QuantizedArray, function: Callable[[QuantizedArray], jax.Array]
 ) -> jax.Array | None:
-    """The tangent of a function of an array along that of its scales."""
+    """The tangent of `function` at x, for the tangent of the scales of x; None if the scales do not move."""
 
     def of_scales(scales: jax.Array) -> jax.Array:
         return function(QuantizedArray(x.values, scales, x.zero_points))

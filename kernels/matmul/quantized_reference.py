@@ -30,9 +30,9 @@ def quantized_reference(
     """
     wide = jnp.dtype(dtype or jnp.float32)
 
-    def whole(x: Any, given: Any, block: Any, default: Any) -> jax.Array:
-        if given is not None or block is not None:
-            x = QuantizedArray.quantize(x, given or "int8", block=block or default)
+    def whole(x: Any, of_values: Any, block: Any, default: Any) -> jax.Array:
+        if of_values is not None or block is not None:
+            x = QuantizedArray.quantize(x, of_values or "int8", block=block or default)
         if not isinstance(x, QuantizedArray):
             return x.astype(wide)
         values = x.values.astype(wide)

@@ -111,8 +111,8 @@ def _top_p(row: Row, kept: Kept) -> jax.Array:
         return row.reduce(add, Sums(jnp.uint32(0), jnp.uint32(0)))
 
     goal = total(kept.least).share(kept.rates.top_p)
-    found = jnp.maximum(kept.least, largest(lambda least: total(least).reaches(goal)))
-    return jnp.where(kept.rates.top_p >= 1 << 16, kept.least, found)
+    least_key = jnp.maximum(kept.least, largest(lambda least: total(least).reaches(goal)))
+    return jnp.where(kept.rates.top_p >= 1 << 16, kept.least, least_key)
 
 
 def _row(logits: Any, rates: Rates, penalties: Penalties | None, block_v: int) -> tuple[Row, Rates]:

@@ -34,14 +34,15 @@ def family_of(name: str, case: Any, dtype: str, target: str = "cpu:xla") -> Inst
     function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
     arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
     jaxpr = jax.make_jaxpr(partial(function, **getattr(case, "keywords", {})))(*arrays)
-    (call,) = _kernels(jaxpr, resolve(target))
+    (call,) = kernels_of(jaxpr, resolve(target))
     return call
 
 
-def _kernels(jaxpr: Any, target: Target) -> Iterator[Instance]:
+def kernels_of(jaxpr: Any, target: Target) -> Iterator[Instance]:
+    """The kernels that the equations of a jaxpr call on a target, in their order."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "tilekern_call":
             called = equation.params["callee"].kernels(target, [v.aval for v in equation.invars])
             yield from (kernel for kernel, _ in called)
         elif "jaxpr" in equation.params:
-            yield from _kernels(equation.params["jaxpr"], target)
+            yield from kernels_of(equation.params["jaxpr"], target)

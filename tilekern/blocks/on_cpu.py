@@ -58,7 +58,7 @@ def _lanes(op: TileOp) -> Number:
 
 def _product(p: Product) -> Number:
     wide = np.ceil(p.n * 4 / _VECTOR)
-    multiply = p.m * p.k * wide / _MULTIPLY.get(max(p.itemsizes[:2]), _MULTIPLY[4] / 2)
+    multiply = p.m * p.k * wide / _MULTIPLY.get(max(p.itemsizes), _MULTIPLY[4] / 2)
     right = p.k * wide * np.where(p.m < _GEMV, _VECTOR / _RATES[1], _PACK)
     return p.times * p.batch * (multiply + right + p.m * wide * _SUM)
 

@@ -17,12 +17,13 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
+from tilekern.ir.analysis.costs import TRANSCENDENTAL
 from tilekern.ir.analysis.iterations import Iterations
 from tilekern.ir.compute import Constant, Dot, Reduce
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Load, MemoryOp
+from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import TileType
@@ -35,12 +36,7 @@ _WHOLE = (Dot, Sort, TopK, Scan, LinearScan, Fold, While)
 _AFTER = (*_WHOLE, Reduce, ArgReduce, Switch)
 """Ops whose result exists only after the last element of their operands."""
 
-FUNCTIONS = frozenset(
-    """
-    pow atan2 exp exp2 expm1 log log2 log1p cbrt logistic sin cos tan asin acos atan sinh cosh tanh
-    asinh acosh atanh erf erfc erf_inv lgamma
-    """.split()  # noqa: SIM905 -- the formatter gives each name of a list a line
-)
+FUNCTIONS = TRANSCENDENTAL - {"sqrt", "rsqrt"}
 """Elementwise functions of some ten or twenty instructions."""
 
 
@@ -145,7 +141,7 @@ class Product:
     Attributes:
       batch, m, n, k: its sizes.
       loops: the loops around it.
-      itemsizes: bytes of an element of the left operand, the right one and the result.
+      itemsizes: bytes of an element of the left operand and of the right one.
     """
 
     batch: Number
@@ -153,7 +149,7 @@ class Product:
     n: Number
     k: Number
     loops: tuple[Loop, ...]
-    itemsizes: tuple[int, int, int]
+    itemsizes: tuple[int, int]
 
     @property
     def times(self) -> Number:
@@ -161,7 +157,7 @@ class Product:
         return times(self.loops)
 
 
-@_pytree("extents", "kinds", "itemsize", "writes", "is_invariant")
+@_pytree("extents", "kinds", "itemsize")
 class TileAccess:
     """A load, a store or an update of a tile of an array.
 
@@ -171,8 +167,6 @@ class TileAccess:
       extents: the sizes of the array.
       kinds: the kinds of the dims of the access, as in `ir.memory.Dim`.
       itemsize: bytes of an element.
-      writes: True for stores and updates.
-      is_invariant: True if all positions are constants, so that programs access the same elements.
     """
 
     sizes: tuple[Number, ...]
@@ -180,8 +174,6 @@ class TileAccess:
     extents: tuple[int, ...]
     kinds: tuple[str, ...]
     itemsize: int
-    writes: bool
-    is_invariant: bool
 
     @property
     def times(self) -> Number:
@@ -346,10 +338,10 @@ def _lanes(op: Op, loops: tuple[Loop, ...]) -> TileOp:
 
 
 def _product(op: Dot, loops: tuple[Loop, ...]) -> Product:
-    lhs, rhs, result = op.operands[0].tile, op.operands[1].tile, op.result.tile
+    lhs, rhs = op.tiles(2)
     batch, k = (math.prod(lhs.shape[d] for d in dims) for dims in (op.batch[0], op.contract[0]))
     m, n = (math.prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
-    return Product(batch, m, n, k, loops, (lhs.dtype.itemsize, rhs.dtype.itemsize, result.dtype.itemsize))
+    return Product(batch, m, n, k, loops, (lhs.dtype.itemsize, rhs.dtype.itemsize))
 
 
 def _access(op: MemoryOp, loops: tuple[Loop, ...]) -> TileAccess:
@@ -360,8 +352,6 @@ def _access(op: MemoryOp, loops: tuple[Loop, ...]) -> TileAccess:
         extents=tuple(op.extents),
         kinds=tuple(dim.kind for dim in dims),
         itemsize=op.ref.ref.dtype.itemsize,
-        writes=not isinstance(op, Load),
-        is_invariant=not any(dim.position.terms for dim in dims),
     )
 
 

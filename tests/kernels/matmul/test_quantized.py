@@ -1,6 +1,5 @@
 """Products of quantised arrays."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,15 +10,15 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import refused
+from tests.lower.library import kernels_of
 from tilekern import nn
 from tilekern.errors import ArgumentError, NotDifferentiableError
-from tilekern.kernel.instance import Instance
 from tilekern.kernels import QuantizedArray, quantized_matmul
 from tilekern.kernels.matmul import quantized_reference
 from tilekern.kernels.matmul.quantized_cases import QUANTIZED_CASES, QuantizedCase
 from tilekern.kernels.matmul.quantized_kernel import fused_quantized_matmul_forward, quantized_matmul_forward
 from tilekern.lower.lowering import lower
-from tilekern.lower.target import Target, resolve
+from tilekern.lower.target import resolve
 from tilekern.testing import assert_close, in_float64
 
 RANDOM = np.random.default_rng(0)
@@ -302,12 +301,3 @@ def test_gpus_and_tpus_take_products_of_real_layers(case: QuantizedCase, target:
     assert any("quantized_matmul_forward" in kernel.name for kernel in calls)
     for kernel in calls:
         lower(kernel.version(kind).func, kind, kernel.launch(kind))
-
-
-def kernels_of(jaxpr: Any, target: Target) -> Iterator[Instance]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "tilekern_call":
-            called = equation.params["callee"].kernels(target, [v.aval for v in equation.invars])
-            yield from (kernel for kernel, _ in called)
-        elif "jaxpr" in equation.params:
-            yield from kernels_of(equation.params["jaxpr"], target)

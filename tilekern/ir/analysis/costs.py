@@ -21,13 +21,13 @@ from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import DType, kind_of
 
-# Float functions that XLA counts apart, for each is several floating-point operations.
-_TRANSCENDENTAL = frozenset(
+TRANSCENDENTAL = frozenset(
     """
     pow atan2 exp exp2 expm1 log log2 log1p sqrt rsqrt cbrt logistic sin cos tan asin acos atan sinh cosh tanh
     asinh acosh atanh erf erfc erf_inv lgamma
     """.split()  # noqa: SIM905 -- the formatter gives each name of a list a line
 )
+"""Float functions that XLA counts apart, for each is several floating-point operations."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _of_op(op: Op, times: float) -> Mapping[object, Any]:
             ways = "r" if isinstance(op, Load) else "rw" if isinstance(op, Atomic) else "w"
             return {(way, op.ref): elements for way in ways}
         case Elementwise() | Reduce() | ArgReduce() | Scan() | LinearScan() | Sort() | TopK():
-            kind = "transcendentals" if isinstance(op, Elementwise) and op.function in _TRANSCENDENTAL else "flops"
+            kind = "transcendentals" if isinstance(op, Elementwise) and op.function in TRANSCENDENTAL else "flops"
             return {kind: times * _operations(op)} if _on_floats(op) else {}
         case _ if isinstance(op, _FREE):
             return {}
