@@ -20,24 +20,38 @@ AVX512 = Machine(
 BFLOAT16 = Machine(
     "x86_64-unknown-linux-gnu",
     "cooperlake",
-    "+avx512bf16,-prefer-256-bit",
+    "+avx512bf16,+avx512vnni,-prefer-256-bit",
     vector_bytes=64,
     registers=32,
     has_bfloat16_dots=True,
     has_int16_pairs=True,
+    has_int8_fours=True,
+)
+FOURS = Machine(
+    "x86_64-unknown-linux-gnu",
+    "alderlake",
+    "+avxvnni",
+    vector_bytes=32,
+    registers=16,
+    has_int16_pairs=True,
+    has_int8_fours=True,
 )
 TILES = Machine(
     "x86_64-unknown-linux-gnu",
     "sapphirerapids",
-    "+amx-bf16,+amx-int8,+amx-tile,+avx512bf16,-prefer-256-bit",
+    "+amx-bf16,+amx-int8,+amx-tile,+avx512bf16,+avx512vnni,-prefer-256-bit",
     vector_bytes=64,
     registers=32,
     has_bfloat16_tiles=True,
     has_int8_tiles=True,
     has_int16_pairs=True,
+    has_int8_fours=True,
 )
 NEON = Machine("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", vector_bytes=16, registers=32)
-ALL = (AVX2, AVX512, BFLOAT16, TILES, NEON)
+NEON_FOURS = Machine(
+    "aarch64-unknown-linux-gnu", "neoverse-n1", "+neon,+dotprod", vector_bytes=16, registers=32, has_int8_fours=True
+)
+ALL = (AVX2, AVX512, BFLOAT16, FOURS, TILES, NEON, NEON_FOURS)
 
 
 def runs_here(machine: Machine) -> bool:

@@ -220,11 +220,11 @@ class Code:
         self.module.declare(name, to, [x.type])
         return self.cast("bitcast", self.call(name, to, x), "i16")
 
-    def dot_pairs(self, name: str, scalar: str, total: Reg, x: Reg, y: Reg) -> Reg:
-        """Add to each 32-bit lane of `total` the products of a pair of 16-bit elements, by the intrinsic `name`."""
-        pairs = Type(scalar, 2 * total.type.lanes)
-        self.module.declare(name, total.type, [total.type, pairs, pairs])
-        return self.call(name, total.type, total, *(self._bitcast(v, pairs) for v in (x, y)))
+    def dot_words(self, name: str, scalar: str, total: Reg, x: Reg, y: Reg) -> Reg:
+        """Add to each 32-bit lane of `total` the products of all elements of a word, by the intrinsic `name`."""
+        elements = Type(scalar, total.type.bits // Type(scalar).bits * total.type.lanes)
+        self.module.declare(name, total.type, [total.type, elements, elements])
+        return self.call(name, total.type, total, *(self._bitcast(v, elements) for v in (x, y)))
 
     def products_of_pairs(self, name: str, x: Reg, y: Reg) -> Reg:
         """The sum of the two products of each pair of int16, by the intrinsic `name`."""

@@ -55,7 +55,7 @@ def is_legal(op: Op, machine: Machine) -> bool:
         case Iota():
             return op.dtype == I32
         case Dot():
-            multiplied = set(dtypes[:2]) <= _PRODUCTS | (_BYTES if machine.has_int8_tiles else set())
+            multiplied = set(dtypes[:2]) <= _PRODUCTS | (_BYTES if machine.has_int8_fours else set())
             return is_of_matrices(op) and multiplied and (dtypes[0] != BF16 or machine.multiplies_bfloat16)
         case TopK():
             return dtypes[0] in (I32, np.dtype(np.uint32))

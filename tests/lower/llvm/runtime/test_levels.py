@@ -51,12 +51,14 @@ def test_each_level_adds_to_those_before() -> None:
         for other in levels[number:]:
             assert at_level(level).runs_on(restricted("", LINUX, "some", ALL, tiles=True))
             assert set(LEVELS[level]) <= set(LEVELS[other])
-    bytes_, dots, tiles = zip(
-        *((m.vector_bytes, m.has_bfloat16_dots, m.has_int8_tiles) for m in map(at_level, levels)), strict=True
+    bytes_, dots, tiles, fours = zip(
+        *((m.vector_bytes, m.has_bfloat16_dots, m.has_int8_tiles, m.has_int8_fours) for m in map(at_level, levels)),
+        strict=True,
     )
     assert bytes_ == (32, 64, 64, 64)
     assert dots == (False, False, True, False)  # with AMX, tiles multiply
     assert tiles == (False, False, False, True)
+    assert fours == (False, False, True, True)
 
 
 def test_a_level_decides_the_machine_whatever_else_the_cpu_has() -> None:

@@ -33,9 +33,15 @@ def test_machines() -> None:
     assert describe(LINUX, "sapphirerapids", with_tiles | {"amx-int8": True}, tiles=True).has_int8_tiles
     assert not describe(LINUX, "skx", AVX512, tiles=True).has_bfloat16_tiles
     assert describe(LINUX, "knl", AVX512 | {"avx512vl": False}).vector_bytes == 32
+    assert not large.has_int8_fours
+    assert describe(LINUX, "icelake-server", AVX512 | {"avx512vnni": True}).has_int8_fours
+    assert describe(LINUX, "alderlake", AVX2 | {"avxvnni": True}).has_int8_fours
     for triple in ("aarch64-unknown-linux-gnu", "arm64-apple-darwin24.0.0"):
         arm = describe(triple, "generic", {"neon": True})
         assert (arm.vector_bytes, arm.registers, arm.is_x86, arm.has_int16_pairs) == (16, 32, False, False)
+        assert [describe(triple, "generic", {"neon": True, "dotprod": n}).has_int8_fours for n in (True, False)] == (
+            [True, False]
+        )
 
 
 def test_which_code_runs_where() -> None:

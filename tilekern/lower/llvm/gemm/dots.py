@@ -8,7 +8,7 @@ The right operand is packed: panel after panel, and within a panel row after row
 vectors. Packing computes the elements, so that a cast, for example, needs no pass over memory. The left operand is
 read in place, element by element.
 
-16-bit elements are multiplied in pairs of neighbours along k, and 8-bit elements, which only tiles multiply, in fours.
+16-bit elements are multiplied in pairs of neighbours along k, and 8-bit elements in fours.
 A *word* is such a pair or four, or one wider element.
 """
 
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value, cdiv, round_up
@@ -54,6 +56,8 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
         return 0, None
     packing = Packing(_packs_left(shape, expressions, machine), not _is_unpacked(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
+    if shape.has_offsets(machine):
+        total = round_up(total, _ALIGNMENT) + shape.padded_columns(machine) * shape.word_bytes
     if packing.packs_left:
         total = round_up(total, _ALIGNMENT) + shape.packed_left_words(machine) * shape.word_bytes
     return total, packing
@@ -156,6 +160,8 @@ def emit(e: Elements, step: Step) -> None:
                 return
             spare = e.buffer_address(step.temporary) if step.temporary is not None else e.scratch
             right, spare = _right(e, shape, step.packing, coords, spare)
+            if shape.has_offsets(e.code.module.machine):
+                right, spare = _with_offsets(e, shape, right, spare)
             left = _left(e, shape, step.packing, coords, spare)
             if step.packing.packs_left and shape.uses_tiles(e.code.module.machine):
                 right = replace(right, prefetchers=(*right.prefetchers, _prefetcher(e, shape, 0, coords)))
@@ -192,7 +198,7 @@ class _Panels:
     """The right operand: its address, and the strides from panel to panel and along k, in bytes.
 
     The last panel may be narrower; its stride along k is `last`. `prefetchers` prefetch the data that the next
-    iteration packs.
+    iteration packs. `offsets` is the address of the offset of each column, if sums have offsets.
     """
 
     base: Reg
@@ -200,6 +206,7 @@ class _Panels:
     k: int
     last: int
     prefetchers: tuple[Prefetcher, ...] = ()
+    offsets: Reg | None = None
 
 
 def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: Reg) -> tuple[_Panels, Reg]:
@@ -220,6 +227,26 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
     used = shape.words * shape.padded_columns(machine) * word
     panels = _Panels(spare, shape.words * width * word, width * word, last, (_prefetcher(e, shape, 1, batch),))
     return panels, e.code.gep(spare, round_up(used, _ALIGNMENT))
+
+
+def _with_offsets(e: Elements, shape: DotShape, right: _Panels, spare: Reg) -> tuple[_Panels, Reg]:
+    """The panels with the offsets of their columns, which are the sums for a row of zeros; and the memory behind them."""
+    code, word = e.code, shape.word_bytes
+    width = shape.panel_columns(code.module.machine)
+    whole, last_columns = divmod(shape.columns, width)
+    zeros, depth = code.module.data("zeros", np.zeros(word, np.uint8)), constant(shape.words, I64)
+
+    def panel(j: Index, columns: int, k_bytes: int) -> None:
+        kernel = Microkernel(shape.dtype, 1, columns, 0, k_bytes, 0, adds=False, corrects=False, unroll=1)
+        first = code.gep(right.base, e.index_value(j.times(right.panel)))
+        place = code.gep(spare, e.index_value(j.times(width * word)))
+        code.call(kernel.define(code.module), VOID, zeros, constant(0, I64), first, place, depth)
+
+    loop_over(e, (whole,), lambda j: panel(j[0], width, right.k))
+    if last_columns:
+        panel(Index(const=whole), last_columns, right.last)
+    used = shape.padded_columns(code.module.machine) * word
+    return replace(right, offsets=spare), code.gep(spare, round_up(used, _ALIGNMENT))
 
 
 def _prefetcher(e: Elements, shape: DotShape, side: int, batch: Coords) -> Prefetcher:
@@ -248,7 +275,10 @@ def _portion(
             for prefetcher in right.prefetchers if at == 0 else ():
                 prefetcher.prefetch(j.times(blocks).plus(block), cdiv(shape.columns, width) * blocks)
 
-        _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, prefetch)
+        offsets = right.offsets if at == 0 else None
+        if offsets is not None:
+            offsets = code.gep(offsets, e.index_value(j.times(width * shape.word_bytes)))
+        _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, offsets, prefetch)
 
     loop_over(e, (whole,), lambda j: panel(j[0], width, right.k))
     if last_columns:
@@ -265,9 +295,13 @@ def _rows(
     columns: int,
     depth: int,
     adds: bool,
+    offsets: Reg | None,
     prefetch: Callable[[Index, int], None],
 ) -> None:
-    """Multiply all rows by one panel; `prefetch(n, count)` is emitted before each whole block of rows."""
+    """Multiply all rows by one panel, and subtract the offsets, if there are any.
+
+    `prefetch(n, count)` is emitted before each whole block of rows.
+    """
     code, machine = e.code, e.code.module.machine
     block = shape.block_rows(machine, columns)
     row_bytes = shape.columns * shape.word_bytes
@@ -278,13 +312,14 @@ def _rows(
             strides = tiles.Strides(a.row * tiles.TILE, a.k, k_bytes, row_bytes)
             return TileKernel(shape.dtype, rows, columns, min(depth, tiles.TILE), strides, adds)
         unroll = next(n for n in (4, 2, 1) if depth % n == 0)
-        return Microkernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
+        return Microkernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, offsets is not None, unroll)
 
     def call(i: Index, rows: int) -> None:
         name = kernel(rows).define(code.module)
         first = code.gep(a.base, e.index_value(i.times(a.row)))
         target = code.gep(c, e.index_value(i.times(row_bytes)))
-        code.call(name, VOID, first, constant(a.tile_row or a.row, I64), b, target, constant(depth, I64))
+        extra = () if offsets is None else (offsets,)
+        code.call(name, VOID, first, constant(a.tile_row or a.row, I64), b, target, constant(depth, I64), *extra)
 
     def whole_block(n: Index) -> None:
         prefetch(n, blocks)

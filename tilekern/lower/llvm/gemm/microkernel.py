@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilekern.ir.core import cdiv
 from tilekern.ir.types import BF16, F32, F64, I32, DType
 from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.gemm.fours import BYTES, accumulate_fours, left_word
 from tilekern.lower.llvm.ir_builder import Code, Module
 from tilekern.lower.llvm.ir_values import I64, PTR, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.runtime.machine import Machine
@@ -38,6 +39,7 @@ class Microkernel:
       right_k: the stride of the right operand along k, in bytes.
       out_row: the stride of the result along rows, in bytes.
       adds: True if the sums are added to the values at `out`.
+      corrects: True if the row of offsets at `offsets` is subtracted from the sums (see `fours`).
       unroll: the number of k in one iteration; it divides the depth.
     """
 
@@ -48,20 +50,27 @@ class Microkernel:
     right_k: int
     out_row: int
     adds: bool
+    corrects: bool
     unroll: int
 
     def configure(self, code: Code) -> None:
         """Nothing: vector registers have one size."""
 
     def define(self, module: Module) -> str:
-        """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name."""
-        sums = "adds" if self.adds else "sets"
+        """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name.
+
+        If it corrects, the address of the row of offsets is one more parameter.
+        """
+        sums = ("adds" if self.adds else "sets") + ("_corrected" if self.corrects else "")
         name = f"dot_{self.dtype}_{self.rows}x{self.columns}by{self.unroll}_{sums}"
         name += f"_{self.left_k}_{self.right_k}_{self.out_row}"
         parameters = [("left", PTR), ("row", I64), ("right", PTR), ("out", PTR), ("depth", I64)]
+        parameters += [("offsets", PTR)] * self.corrects
         return module.function(name, parameters, self._body, inline=False)
 
-    def _body(self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg) -> None:
+    def _body(
+        self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg, offsets: Reg | None = None
+    ) -> None:
         vector = _sum_type(self.dtype, code.module.machine)
         count = cdiv(self.columns, vector.lanes)
         tail = self.columns % vector.lanes
@@ -74,6 +83,10 @@ class Microkernel:
         sums = [zero] * len(places)
         if self.adds:
             sums = [_masked_load(code, vector, p, m) for p, m in zip(places, masks, strict=True)]
+        if offsets is not None:
+            at = [code.gep(offsets, v * bytes_of_vector) for v in range(count)]
+            row_of_offsets = [_masked_load(code, vector, p, m) for p, m in zip(at, masks, strict=False)]
+            sums = [code.binary("sub", x, y) for x, y in zip(sums, row_of_offsets * self.rows, strict=True)]
 
         def steps(k: Reg, *now: Reg) -> list[Reg]:
             totals = list(now)
@@ -88,7 +101,7 @@ class Microkernel:
             totals: list[Reg] = []
             for r in range(self.rows):
                 word = code.load(vector.element, code.gep(rows[r], offset), align=self.dtype.itemsize)
-                x = code.splat(word, vector.lanes)
+                x = code.splat(left_word(code, self.dtype, word), vector.lanes)
                 totals += [accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
             return totals
 
@@ -116,7 +129,9 @@ def accumulate(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
     if dtype in (F32, F64):
         return code.fma(x, y, total)
     if dtype == BF16:
-        return code.dot_pairs("llvm.x86.avx512bf16.dpbf16ps.512", "bfloat", total, x, y)
+        return code.dot_words("llvm.x86.avx512bf16.dpbf16ps.512", "bfloat", total, x, y)
+    if dtype in BYTES:
+        return accumulate_fours(code, dtype, total, x, y)
     if dtype == I32:
         return code.binary("add", total, code.binary("mul", x, y))
     name = "llvm.x86.avx512.pmaddw.d.512" if total.type.lanes == 16 else "llvm.x86.avx2.pmadd.wd"

@@ -11,6 +11,7 @@ from tilekern.ir.types import BF16, DType
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.gemm import tiles
+from tilekern.lower.llvm.gemm.fours import BYTES, has_offsets
 from tilekern.lower.llvm.gemm.microkernel import panel_vectors, register_rows
 from tilekern.lower.llvm.runtime.machine import Machine
 
@@ -77,7 +78,11 @@ class DotShape:
 
     def uses_tiles(self, machine: Machine) -> bool:
         """True if tile registers multiply (AMX)."""
-        return self.dtype.itemsize == 1 or (self.dtype == BF16 and machine.has_bfloat16_tiles)
+        return machine.has_int8_tiles if self.dtype in BYTES else self.dtype == BF16 and machine.has_bfloat16_tiles
+
+    def has_offsets(self, machine: Machine) -> bool:
+        """True if the microkernel's sums contain an offset of each column (see `fours`)."""
+        return not self.uses_tiles(machine) and has_offsets(self.dtype, machine)
 
     def panel_columns(self, machine: Machine) -> int:
         """Columns of a panel."""

@@ -14,11 +14,11 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.gemm.fours import BYTES
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matrices, product
 
 I16 = np.dtype(np.int16)
-_BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
 def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
@@ -28,7 +28,7 @@ def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
     """
     few = rows <= calibration.MAX_GEMV_ROWS
     if kind_of(dtype) != "float":
-        if machine.has_int8_tiles and dtype in _BYTES and not few:
+        if (machine.has_int8_tiles or machine.has_int8_fours) and dtype in BYTES and not few:
             return dtype
         fits = dtype.itemsize <= 2 and dtype != np.dtype(np.uint16)
         return I16 if machine.has_int16_pairs and fits and not few else I32

@@ -19,8 +19,8 @@ _V4 = (*_V3, *_AVX512)
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "x86-64-v3": _V3,
     "x86-64-v4": _V4,
-    "x86-64-v4+bf16": (*_V4, "avx512bf16"),
-    "x86-64-v4+bf16+amx": (*_V4, "avx512bf16", "amx-tile", "amx-bf16", "amx-int8"),
+    "x86-64-v4+bf16": (*_V4, "avx512bf16", "avx512vnni"),
+    "x86-64-v4+bf16+amx": (*_V4, "avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8"),
 }
 """Levels that code can be restricted to, each with the features that its code may use, lesser levels included."""
 
@@ -43,6 +43,8 @@ class Machine:
       has_bfloat16_tiles: True if it multiplies tiles of bfloat16 (AMX), and the system lets this process use them.
       has_int8_tiles: the same of int8 and of uint8, added up in int32.
       has_int16_pairs: True if it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
+      has_int8_fours: True if it multiplies fours of 8-bit integers and adds them up in int32 (AVX512-VNNI, AVX-VNNI, or
+        ARM's dot products).
     """
 
     triple: str
@@ -54,6 +56,7 @@ class Machine:
     has_bfloat16_tiles: bool = False
     has_int8_tiles: bool = False
     has_int16_pairs: bool = False
+    has_int8_fours: bool = False
 
     @property
     def lanes(self) -> int:
@@ -107,14 +110,16 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = 
         )
     listed = ",".join(f"{'+' if there else '-'}{name}" for name, there in sorted(features.items()))
     if arm:
-        return Machine(triple, cpu, listed, vector_bytes=16, registers=32)
+        return Machine(triple, cpu, listed, vector_bytes=16, registers=32, has_int8_fours="dotprod" in has)
     if not has.issuperset(_AVX512):
-        return Machine(triple, cpu, listed, vector_bytes=32, registers=16, has_int16_pairs=True)
+        fours = "avxvnni" in has
+        return Machine(triple, cpu, listed, 32, 16, has_int16_pairs=True, has_int8_fours=fours)
     # For some models LLVM would split 512-bit vectors, to keep the clock up.
     listed += ",-prefer-256-bit"
     fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in calibration.CPUS_WITH_SLOW_BFLOAT16
     halves, bytes_ = (tiles and has.issuperset(("amx-tile", name)) for name in ("amx-bf16", "amx-int8"))
-    return Machine(triple, cpu, listed, 64, 32, fast, halves, bytes_, has_int16_pairs=True)
+    fours = "avx512vnni" in has
+    return Machine(triple, cpu, listed, 64, 32, fast, halves, bytes_, has_int16_pairs=True, has_int8_fours=fours)
 
 
 def at_level(level: str, triple: str = "x86_64-unknown-linux-gnu") -> Machine:
