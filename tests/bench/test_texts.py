@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import tilekern as tk
 from bench import texts
 from tilekern.kernels.softmax import cases
+from tilekern.lower.target import TARGETS
 
 
 @pytest.fixture
@@ -41,3 +45,34 @@ def test_lines_of_the_source_do_not_count() -> None:
     triton = "x = tl.load(y)  # kernel.py:{}\n", 'z = "#"\n'
     assert texts._hash(triton[0].format(1)) == texts._hash(triton[0].format(22)) != texts._hash("x = tl.load(z)\n")
     assert texts._hash("%1 = add %2 loc(#loc1)\n") == texts._hash("%1 = add %2 loc(#loc7)\n")
+
+
+def with_short_names() -> Any:
+    @tk.kernel(out_type=lambda x: x)
+    def doubled(x: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(x.shape[0], 64)
+        y = x[i] * 2
+        z = jnp.exp(y) + y
+        out[i] = z
+
+    return doubled
+
+
+def with_long_names() -> Any:
+    @tk.kernel(out_type=lambda x: x)
+    def doubled(x: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(x.shape[0], 64)
+        twice = x[i] * 2
+        total = jnp.exp(twice) + twice
+        out[i] = total
+
+    return doubled
+
+
+def test_names_of_variables_do_not_count() -> None:
+    def hashes(kernel: Any) -> dict[str, str]:
+        return dict(texts._texts(kernel, [jax.ShapeDtypeStruct((256,), jnp.float32)], TARGETS["cuda:sm_90"]))
+
+    assert hashes(with_short_names()) != hashes(with_long_names())
+    with texts.nameless():
+        assert hashes(with_short_names()) == hashes(with_long_names())
