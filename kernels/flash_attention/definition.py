@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.authoring import masked, type_beside
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
+from tilekern.kernels.flash_attention.masks import mask_of
 from tilekern.kernels.flash_attention.mods import call, carried_by, places
 from tilekern.kernels.flash_attention.scores import dropped, settled
 from tilekern.kernels.softcap import softcapped
@@ -208,29 +209,41 @@ def _until(x: jax.Array, lengths: Any, start: Any) -> jax.Array:
     return jnp.where(inside[:, :, None, None], x, 0)
 
 
+class WholePairs(NamedTuple):
+    """All pairs of query and key as arrays that broadcast to [B, N, T, S], as masks see them."""
+
+    b: jax.Array
+    n: jax.Array
+    i: jax.Array
+    j: jax.Array
+    positions: jax.Array
+
+    def of_element(self, array: Any) -> jax.Array:
+        return array[:, None, None, None]
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        return x
+
+    def columns(self, x: jax.Array) -> jax.Array:
+        return x
+
+    def of_queries(self, array: Any) -> jax.Array:
+        return array[:, None, :, None]
+
+    def of_keys(self, array: Any) -> jax.Array:
+        return array[:, None, None, :]
+
+    def of_scores(self, array: Any) -> jax.Array:
+        return array
+
+    def call(self, function: Any) -> Any:
+        return function(self.b, self.n, self.i, self.j)
+
+
 def _attends(config: Config, extras: Extras, b: jax.Array, n: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
     """The mask, bool that broadcasts to [B, N, T, S]: True where a query attends to a key."""
     offset = config.offset if extras.q_offset is None else extras.q_offset[:, None, None, None] + config.offset
-    left, right = config.window
-    attends = jnp.ones((), bool)
-    if config.causal:
-        attends = attends & (j <= i + offset)
-    if left is not None:
-        attends = attends & (j >= i + offset - left)
-    if right is not None:
-        attends = attends & (j <= i + offset + right)
-    if extras.q_lengths is not None:
-        attends = attends & (i < extras.q_lengths[:, None, None, None])
-    if extras.kv_lengths is not None:
-        attends = attends & (j < extras.kv_lengths[:, None, None, None])
-    if extras.segments is not None:
-        of_queries, of_keys = extras.segments
-        attends = attends & (of_queries[:, None, :, None] == of_keys[:, None, None, :])
-    if extras.mask is not None:
-        attends = attends & extras.mask
-    if extras.mask_mod is not None:
-        attends = attends & extras.mask_mod(b, n, i, j)
-    return attends
+    return mask_of(config, extras).attends(WholePairs(b, n, i, j, i + offset))
 
 
 def _drop_weights(

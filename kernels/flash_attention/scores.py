@@ -1,4 +1,4 @@
-"""The scores of attention: the way of a logit from its dot product to its softmax, and the masks.
+"""The scores of attention: the way of a logit from its dot product to its softmax, and the loops over unmasked tiles.
 
 All kernels of flash attention, forward, tangent and backward, see the scores through `Scores`, tile by tile:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ import numpy as np
 
 import tilekern as tk
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
+from tilekern.kernels.flash_attention.masks import Span, mask_of
 from tilekern.kernels.flash_attention.mods import Place, call, carried_by, ends_in_product, place_of, places
 from tilekern.kernels.softcap import softcapped
 
@@ -54,8 +55,8 @@ def of_queries(
 
 def alike(config: Config, extras: Extras) -> bool:
     """True if scores are dot products masked by position, length and segment only, alike for all heads."""
-    terms = (extras.bias, extras.mask, extras.mask_mod, extras.score_mod, extras.block_map)
-    return not config.dropout_rate and all(x is None for x in terms)
+    has_terms = extras.bias is not None or extras.score_mod is not None
+    return not config.dropout_rate and not has_terms and mask_of(config, extras).all_alike_for_heads()
 
 
 class Scores:
@@ -85,6 +86,7 @@ class Scores:
         self.queries, self.keys = lengths
         self.wide, self.transposed, self.sums_queries = wide, transposed, transposed or sums_queries
         self.offset: Any = config.offset if extras.q_offset is None else extras.q_offset[b] + config.offset
+        self.mask = mask_of(config, extras)
         self.plain, self.folds = is_plain(config, extras), folds(config, extras)
         self.factor = wide.type(factor(config, extras))
         self.carried = [] if extras.score_mod is None else places(extras.score_mod, b, n)
@@ -149,7 +151,7 @@ class Scores:
         """The tile of each term, of `bias` and `carried`: the terms' arrays, or arrays like them; None is zero."""
         values: list[Any] = []
         if self.extras.bias is not None:
-            values.append(None if bias is None else self._broadcast_to_scores(bias, i, j).astype(self.wide))
+            values.append(None if bias is None else self.broadcast_to_scores(bias, i, j).astype(self.wide))
         for place in self.carried:
             array = carried[place.array]
             values.append(None if array is None else self._at(array, place, i, j))
@@ -257,36 +259,11 @@ class Scores:
 
     def attends(self, i: tk.Tile, j: tk.Tile, *, full: bool = False) -> jax.Array:
         """The mask of a tile: True where a query attends to a key. `full`: the block map knows the mask to be True."""
-        config, extras = self.config, self.extras
         attends: Any = self.columns(j.valid)
         if self.sums_queries:
             attends = attends & self.rows(i.valid)
-        rows: Any = self.rows(i.indices + self.offset) if config.positional else None
-        columns = self.columns(j.indices)
-        left, right = config.window
-        if config.causal:
-            attends = attends & (rows >= columns)
-        if left is not None:
-            attends = attends & (rows - left <= columns)
-        if right is not None and not config.causal:
-            attends = attends & (columns <= rows + right)
-        if extras.q_lengths is not None:
-            attends = attends & self.rows(i.indices < extras.q_lengths[self.b])
-        if extras.kv_lengths is not None:
-            attends = attends & self.columns(j.indices < extras.kv_lengths[self.b])
-        if extras.segments is not None:
-            of_queries, of_keys = extras.segments
-            attends = attends & (self.rows(of_queries[self.b, i]) == self.columns(of_keys[self.b, j]))
-        if extras.mask is not None and not full:
-            attends = attends & self._broadcast_to_scores(extras.mask, i, j)
-        if extras.mask_mod is not None and not full:
-            leaves = carried_by(extras.mask_mod)
-
-            def read(place: Place) -> Any:
-                return self._at(leaves[place.array], place, i, j)
-
-            attends = attends & call(extras.mask_mod, self._positions(i, j), read)
-        return attends
+        mask = self.mask.outside_of_block_map() if full else self.mask
+        return mask.among(attends, TilePairs(self, i, j))
 
     def drop_weights(self, i: tk.Tile, j: tk.Tile, weights: jax.Array) -> jax.Array:
         """Weights after dropout."""
@@ -297,6 +274,15 @@ class Scores:
         if self.config.dropout_broadcast:
             positions |= {"b": 0, "n": 0}
         return dropped(rate, tk.random_bits(self.extras.dropout_key[...], *positions.values()), weights)
+
+    def call(self, mask_mod: Any, i: tk.Tile, j: tk.Tile) -> Any:
+        """The result of a `mask_mod`, in a shape that broadcasts against a tile of scores."""
+        leaves = carried_by(mask_mod)
+
+        def read(place: Place) -> Any:
+            return self._at(leaves[place.array], place, i, j)
+
+        return call(mask_mod, self._positions(i, j), read)
 
     def _positions(self, i: tk.Tile, j: tk.Tile) -> dict[str, Any]:
         return {"b": self.b, "n": self.n, "i": self.rows(i.indices), "j": self.columns(j.indices)}
@@ -311,7 +297,8 @@ class Scores:
             return self.rows(tile) if dims == ["i"] else self.columns(tile)
         return tile if (dims == ["i", "j"]) is not self.transposed else tile.T
 
-    def _broadcast_to_scores(self, array: Any, i: tk.Tile, j: tk.Tile) -> jax.Array:
+    def broadcast_to_scores(self, array: Any, i: tk.Tile, j: tk.Tile) -> jax.Array:
+        """The tile of array[B or 1, N or 1, T or 1, S or 1], in a shape that broadcasts against a tile of scores."""
         return self._at(array, place_of(array.shape), i, j)
 
     # --- loops ---
@@ -354,39 +341,54 @@ class Scores:
 
     def key_range(self, i: tk.Tile) -> tuple[Any, Any]:
         """(start, stop) of keys: no query of tile i attends to a key outside."""
-        (left, right), extras = self.config.window, self.extras
-        right = 0 if self.config.causal else right
-        start: Any = 0 if left is None else i.start + (self.offset - left)
-        stop: Any = self.keys if right is None else i.stop + (self.offset + right)
-        if extras.kv_lengths is not None:
-            stop = _least(stop, extras.kv_lengths[self.b], self.keys)
-        if extras.q_lengths is not None:
-            stop = jnp.where(i.start < extras.q_lengths[self.b], stop, 0)
-        return self._within_segments(i, self.keys, start, stop)
+        keys = self.mask.keys_of(i, Span(0, self.keys, self.keys), self)
+        return keys.start, keys.stop
 
     def query_range(self, j: tk.Tile) -> tuple[Any, Any]:
         """(start, stop) of queries: no query outside attends to a key of tile j."""
-        (left, right), extras = self.config.window, self.extras
-        right = 0 if self.config.causal else right
-        start: Any = 0 if right is None else j.start - (self.offset + right)
-        stop: Any = self.queries if left is None else j.stop + (left - self.offset)
-        if extras.q_lengths is not None:
-            stop = _least(stop, extras.q_lengths[self.b], self.queries)
-        if extras.kv_lengths is not None:
-            stop = jnp.where(j.start < extras.kv_lengths[self.b], stop, 0)
-        return self._within_segments(j, self.queries, start, stop)
-
-    def _within_segments(self, tile: tk.Tile, extent: int, start: Any, stop: Any) -> tuple[Any, Any]:
-        if self.extras.ranges is None:
-            return start, stop
-        firsts, stops = self.extras.ranges
-        first = firsts.load((self.b, tile), fill=extent).min()
-        last = stops[self.b, tile].max()
-        return jnp.maximum(start, first), jnp.minimum(stop, last)
+        queries = self.mask.queries_of(j, Span(0, self.queries, self.queries), self)
+        return queries.start, queries.stop
 
 
-def _least(stop: Any, length: Any, extent: int) -> Any:
-    return length if isinstance(stop, int) and stop == extent else jnp.minimum(stop, length)
+class TilePairs(NamedTuple):
+    """All pairs of a tile of queries and a tile of keys, as masks see them."""
+
+    scores: Scores
+    queries: tk.Tile
+    keys: tk.Tile
+
+    @property
+    def i(self) -> jax.Array:
+        return self.queries.indices
+
+    @property
+    def j(self) -> jax.Array:
+        return self.keys.indices
+
+    @property
+    def positions(self) -> jax.Array:
+        return self.queries.indices + self.scores.offset
+
+    def of_element(self, array: Any) -> jax.Array:
+        return array[self.scores.b]
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        return self.scores.rows(x)
+
+    def columns(self, x: jax.Array) -> jax.Array:
+        return self.scores.columns(x)
+
+    def of_queries(self, array: Any) -> jax.Array:
+        return array[self.scores.b, self.queries]
+
+    def of_keys(self, array: Any) -> jax.Array:
+        return array[self.scores.b, self.keys]
+
+    def of_scores(self, array: Any) -> jax.Array:
+        return self.scores.broadcast_to_scores(array, self.queries, self.keys)
+
+    def call(self, function: Any) -> Any:
+        return self.scores.call(function, self.queries, self.keys)
 
 
 # --- inside and outside of kernels ----------------------------------------------------------------------------------
