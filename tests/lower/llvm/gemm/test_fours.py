@@ -18,7 +18,7 @@ from tilekern.testing.support import Sketch
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
-# Vectors of 256 bits with the instruction of AVX512-VNNI: code that no CPU is described as, and that runs where both are.
+# Vectors of 256 bits with the instruction of AVX512-VNNI. No CPU is described so, but many run such code.
 NARROW = Machine(
     "x86_64-unknown-linux-gnu",
     "x86-64-v4",

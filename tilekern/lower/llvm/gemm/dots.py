@@ -230,7 +230,7 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
 
 
 def _with_offsets(e: Elements, shape: DotShape, right: _Panels, spare: Reg) -> tuple[_Panels, Reg]:
-    """The panels with the offsets of their columns, which are the sums for a row of zeros; and the memory behind them."""
+    """The panels with the offsets of their columns, the sums for a row of zeros; and the memory behind them."""
     code, word = e.code, shape.word_bytes
     width = shape.panel_columns(code.module.machine)
     whole, last_columns = divmod(shape.columns, width)

@@ -1,13 +1,13 @@
 """Products of fours of 8-bit integers, added up in int32, with the instructions of x86-64 and of ARM.
 
-x86-64 (`vpdpbusd` of AVX512-VNNI and AVX-VNNI) multiplies unsigned by signed numbers. The microkernel flips the sign bit
-of each number of the left operand: an int8 l becomes the uint8 l + 128, and an uint8 l the int8 l - 128. So each sum is too
-large, or too small, by an offset that depends on its column only:
+x86-64 (`vpdpbusd` of AVX512-VNNI and AVX-VNNI) multiplies unsigned by signed numbers. The microkernel flips the sign
+bit of each number of the left operand: an int8 l becomes the uint8 l + 128, and a uint8 l the int8 l - 128. So each sum
+is too large, or too small, by an offset that depends on its column only:
 
     Σ_k (l[m, k] + 128) r[k, n] = Σ_k l[m, k] r[k, n] + 128 Σ_k r[k, n].
 
-The offset of a column is the sum for a row of zeros, which the same microkernel computes. All of it wraps around in int32,
-as the result does, so the result is exact.
+The offset of a column is the sum for a row of zeros, which the same microkernel computes. All of it wraps around in
+int32, as the result does, so the result is exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def has_offsets(dtype: DType, machine: Machine) -> bool:
 
 
 def left_word(code: Code, dtype: DType, word: Reg) -> Reg:
-    """A vector of words of the left operand in the form that `accumulate_fours` takes; all but bytes as they are."""
+    """A word of the left operand in the form that `accumulate_fours` takes; a word of a wider dtype as it is.
+
+    The word is no vector yet: LLVM 22 does not finish compiling products of vectors whose bits are flipped.
+    """
     return code.binary("xor", word, _SIGN_BITS) if has_offsets(dtype, code.module.machine) else word
 
 
