@@ -239,16 +239,19 @@ class Body:
 
     # --- parts of arrays ---
 
-    def divided(self, blocks: Blocks, parts: Mapping[frozenset[Place], int]) -> Func | str:
+    def divided(self, blocks: Blocks, parts: Mapping[frozenset[Place], int], of_elements: bool = False) -> Func | str:
         """The Func of a part of the kernel with some blocks; or, as a str, the reason why there is none.
 
         Args:
           blocks: the blocks.
           parts: by dims of params that are divided together, the number of parts.
+          of_elements: True to refuse a dim whose elements are not proved to be independent of each other.
         """
         factors = self.trace(blocks).factors
         if not all(dims in factors for dims in parts):
             return "with the blocks of a part its tiles are no parts of the whole"
+        if of_elements and not all(factors[dims].has_independent_elements for dims in parts):
+            return "the elements of a tile are combined"
         if any(size % count for dims, count in parts.items() for size in factors[dims].sizes):
             return "parts of it are no whole tiles"
         return divide(self.trace(blocks).tracing.func, {factors[dims]: count for dims, count in parts.items()})
@@ -271,7 +274,7 @@ class Body:
         whole = self.proof.whole.for_derivatives()
         if whole is self.proof.whole:
             return self
-        part = Body(call, Proof(whole, self.proof.parts))
+        part = Body(call, replace(self.proof, whole=whole))
         return self if part.unproved(call.target) else part
 
     def unproved(self, target: Target) -> str:
@@ -290,10 +293,12 @@ class Proof:
     Attributes:
       whole: the body on whole arrays.
       parts: by dims of params that are divided together, the number of parts.
+      of_elements: True if the elements along the dims must be independent of each other, also inside of a tile.
     """
 
     whole: Body
     parts: Mapping[frozenset[Place], int]
+    of_elements: bool = False
     _reasons: dict[Blocks, str] = field(default_factory=dict[Blocks, str], init=False)
 
     def blocks(self, body: Body, target: Target) -> Blocks:
@@ -326,7 +331,7 @@ class Proof:
         return self._reasons[blocks]
 
     def _compared(self, body: Body, blocks: Blocks) -> str:
-        divided = self.whole.divided(blocks, self.parts)
+        divided = self.whole.divided(blocks, self.parts, self.of_elements)
         if isinstance(divided, str):
             return divided
         try:

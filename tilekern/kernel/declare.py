@@ -279,6 +279,8 @@ def op(
 class CustomOp(Declared):
     """An op, made by `op`: call it like a function of arrays, inside or outside of `jax.jit`."""
 
+    _takes_symbols = True
+
     def __init__(self, out_type: Callable[..., Any], linear: tuple[str, ...], function: Callable[..., Any]) -> None:
         super().__init__(out_type, function, linear=linear)
 

@@ -12,7 +12,7 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
-from tilekern.kernel import tuned
+from tilekern.kernel import symbolic, tuned
 from tilekern.kernel.definition import (
     RESIDUALS,
     Definition,
@@ -26,7 +26,7 @@ from tilekern.kernel.definition import (
 )
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.primitive import Callee
-from tilekern.kernel.signature import LAUNCH, Signature, check_argument, of_function
+from tilekern.kernel.signature import LAUNCH, Signature, check_argument, check_sizes, of_function
 from tilekern.kernel.statics import python_numbers, static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
@@ -65,6 +65,9 @@ class Declared:
     Attributes:
       signature: its parameters.
     """
+
+    # True if the function is traced for sizes that are symbols as for others.
+    _takes_symbols = False
 
     def __init__(
         self,
@@ -202,6 +205,8 @@ class Declared:
             return self._functions[key]
 
         def run(*args: Any) -> Any:
+            if not self._takes_symbols and _jax.any_symbols(args):
+                return self._in_chunks(args, options)
             prepared = self._prepared(args, options)
             if not prepared.is_reusable and not self._captures_tracers:
                 # The functions so far would give the values that this call closes over to later calls, too.
@@ -225,9 +230,8 @@ class Declared:
         Else it is traced for `target`; by default for the target that the call will most likely be lowered for.
         """
         with_paths, tree = _jax.flatten_with_path(args)
-        types = tuple(
-            check_argument(self.signature.name, self.signature.leaf_name(path), leaf) for path, leaf in with_paths
-        )
+        by_name = {self.signature.leaf_name(path): leaf for path, leaf in with_paths}
+        types = tuple(check_argument(self.signature.name, name, leaf) for name, leaf in by_name.items())
         if len(args) > len(self.signature.arrays):
             raise ArgumentError(
                 f"{self.signature.name} takes fewer arrays",
@@ -235,18 +239,27 @@ class Declared:
                 got=f"{len(args)} positional arguments",
                 fix="outputs are not passed; static arguments go by keyword",
             )
+        arguments, first = jax.tree.unflatten(tree, types), target or likely_target(options.asked)
+        if _jax.any_symbols(types):
+            if not self._takes_symbols:
+                check_sizes(self.signature.name, by_name)
+            return self._prepare(arguments, options, first)  # symbols of two exports cannot be compared
         statics, blocks = static_key(options.statics), static_key(options.blocks)
         key = (tree, types, statics, blocks, options.asked, _jax.settings(), tuned.active())
         cached = self._by_types.get(key)
         if cached is not None and not (self._captures_tracers and _jax.is_tracing()):
             return cached
-        arguments, first = jax.tree.unflatten(tree, types), target or likely_target(options.asked)
         prepared = self._prepare(arguments, options, first)
         if not prepared.is_reusable:
             return prepared
         # The body closes over known values, which stay the values of its first trace, as under jax.jit.
         self._by_types[key] = cached or prepared
         return cached or prepared
+
+    def _in_chunks(self, args: tuple[Any, ...], options: Options) -> Any:
+        """The results of a call in which sizes are symbols of `jax.export`."""
+        paths = [self.signature.leaf_name(path) for path, _ in _jax.flatten_with_path(args)[0]]
+        return symbolic.results_of(paths, args, lambda types: self._prepared(types, options))
 
     def _traced(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Prepared:
         """What a call with these arguments runs, which may be `jax.ShapeDtypeStruct`s: traced for stages.

@@ -34,6 +34,19 @@ type Dims = tuple[int | None, ...]
 _ENTRIES = 256
 
 
+class Elements(NamedTuple):
+    """Proofs that the elements along dims of a call's operands are independent of each other.
+
+    Attributes:
+      part: as `Divisible.part`, of names whose elements are independent: each element of a result depends on the
+        elements of the operands at its own place alone, whatever the tiles are.
+      whole: returns the reason why a dim of an operand has no name that may be divided, by their numbers.
+    """
+
+    part: Callable[[Mapping[str, int]], Callee | str]
+    whole: Callable[[int, int], str]
+
+
 class Divisible(NamedTuple):
     """A sharding rule, by which each device computes its parts of the results from its parts of the operands.
 
@@ -41,10 +54,12 @@ class Divisible(NamedTuple):
       rule: returns the rule by the accesses alone, by which a part may lack a proof; None if no rule is known.
       part: returns the callee on parts of the operands, by the number of equal parts that devices have of each factor
         of the rule; or, as a str, the reason why it is not proved to compute parts.
+      elements: proofs about single elements; None for a callee that is no call of a declared kernel.
     """
 
     rule: Callable[[], ShardingRule | None]
     part: Callable[[Mapping[str, int]], Callee | str]
+    elements: Elements | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -272,11 +272,10 @@ def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape of an array argument and its dtype, as JAX would canonicalise it; 4-bit dtypes stay.
 
     Raises:
-      ArgumentError: the dtype is none of the language's, or a dim has an unknown size.
+      ArgumentError: the dtype is none of the language's.
     """
     shaped = leaf if _jax.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
     dtype: Any = shaped.dtype
-    check_sizes(name, {path: shaped})
     plain = not jnp.issubdtype(dtype, jax.dtypes.extended)
     if plain and np.dtype(dtype) in FOUR_BITS:
         return _of_pairs(name, path, shaped)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import jax
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError
-from tilekern.ir.analysis.sharding import Place
+from tilekern.ir.analysis.sharding import Place, sharding_of
 from tilekern.ir.types import FOUR_BITS
 from tilekern.kernel import derived_rules, stated_rules, tuned
 from tilekern.kernel.body import Body, Proof, failed
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import Definition, Options, TypedCall
 from tilekern.kernel.instance import Derivatives, Instance, Tuning
-from tilekern.kernel.primitive import Divisible, Types
+from tilekern.kernel.primitive import Divisible, Elements, Types
 from tilekern.kernel.results import Results, results
 from tilekern.kernel.sharding_rule import ShardingRule, part_types, rule_of
 from tilekern.kernel.signature import check_sizes, select
@@ -40,9 +41,13 @@ def instance(body: Body) -> Instance:
         has_none = body.captures_tracers or any(t.dtype in FOUR_BITS for t in (*body.types(), *outputs))
         return None if has_none else _rule(body)
 
-    def part(parts: Mapping[str, int]) -> Instance | str:
-        part = _part(body, cast(ShardingRule, kernel.rule), outputs, parts)
+    def part(parts: Mapping[str, int], of_elements: bool = False) -> Instance | str:
+        part = _part(body, cast(ShardingRule, kernel.rule), outputs, parts, of_elements)
         return part if isinstance(part, str) else instance(part)
+
+    def whole(operand: int, dim: int) -> str:
+        func = body.first.tracing.func
+        return sharding_of(func).whole.get((func.params.index(func.inputs[operand]), dim), "no program reads it")
 
     def derivatives_from() -> Instance:
         copy = body.for_derivatives()
@@ -58,7 +63,7 @@ def instance(body: Body) -> Instance:
         asked=body.call.asked,
         target=body.call.target,
         outputs=outputs,
-        divisible=Divisible(rule, part),
+        divisible=Divisible(rule, part, Elements(partial(part, of_elements=True), whole)),
         types_of_operands=body.types,
         version=body.version,
         launch=body.launch,
@@ -109,7 +114,7 @@ def _rule(body: Body) -> ShardingRule:
     return rule_of(func, operand_count, with_other_blocks=is_scheduled)
 
 
-def _part(body: Body, rule: ShardingRule, outputs: Types, parts: Mapping[str, int]) -> Body | str:
+def _part(body: Body, rule: ShardingRule, outputs: Types, parts: Mapping[str, int], of_elements: bool) -> Body | str:
     """The body on the parts of operands; or, as a str, the reason why it is not proved to compute parts of results."""
     leaves, tree = _jax.flatten(body.call.arguments)
     operands = part_types(body.types(), rule.operands, parts)
@@ -122,7 +127,7 @@ def _part(body: Body, rule: ShardingRule, outputs: Types, parts: Mapping[str, in
     if types != [(x.shape, x.dtype) for x in part_types(outputs, rule.results, parts)]:
         return "the body depends on its size (the shapes of results)"
     places = _places(body, rule)
-    proof = Proof(body, {places[name]: count for name, count in parts.items()})
+    proof = Proof(body, {places[name]: count for name, count in parts.items()}, of_elements)
     part = Body(replace(of_part, settings=call.settings, tuned=call.tuned), proof)
     return part.unproved(call.target) or part
 

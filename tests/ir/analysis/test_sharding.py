@@ -165,7 +165,7 @@ def of_part(x, out):
         (other_mask, "the body computes with its index (lt)"),
         (size, "the body depends on its size (a number that it computes with: 16.0 for all, 8.0 for a part)"),
         (branch, "the body depends on its size (the number of operations)"),
-        (pairs, "x is read or written at other places than those of a tile"),
+        (pairs, "x is read or written as a whole by each program"),
         (printed, "the body computes with its index (print)"),
         (chosen, "the body computes with its index"),
         (of_part, ""),

@@ -45,6 +45,8 @@ class Factor:
       addends: the output params whose results on a part are addends of the whole results.
       indices: the indices of the axes of the grid and of folds that are divided.
       extents: the constants that hold the extent of an axis, for the ends of folds and for comparisons with positions.
+      has_independent_elements: True if parts may begin inside of tiles: each element of the results depends on its own
+        elements of the divided dims alone.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Factor:
     addends: frozenset[int]
     indices: frozenset[Value]
     extents: frozenset[Constant]
+    has_independent_elements: bool
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,12 @@ class Sharding:
     Attributes:
       factors: all factors; no two factors have a dim in common.
       reasons: maps the name of each other axis to the reason why it cannot be divided.
+      whole: maps each dim that programs access and no factor divides to the reason.
     """
 
     factors: tuple[Factor, ...]
     reasons: Mapping[str, str]
+    whole: Mapping[Place, str]
 
 
 def sharding_of(func: Func, *, with_other_blocks: bool = False) -> Sharding:
@@ -91,6 +96,7 @@ class _Axis:
       comparisons: the comparisons of positions along the axes with the extent, or with 0.
       extents: the constants in the comparisons with the extent, and in the ends of the folds.
       is_exact: True if each access takes the elements of one tile, from first to last.
+      is_elementwise: True if it is proved that tiles may begin anywhere.
       reason: the reason why the axes cannot be divided; "" if there is none.
     """
 
@@ -102,6 +108,7 @@ class _Axis:
     comparisons: set[Op] = field(default_factory=set[Op])
     extents: set[Constant] = field(default_factory=set[Constant])
     is_exact: bool = True
+    is_elementwise: bool = False
     reason: str = ""
 
     def with_twin(self, twin: _Axis) -> _Axis:
@@ -115,7 +122,7 @@ class _Axis:
             self.comparisons | twin.comparisons,
             self.extents | twin.extents,
             self.is_exact and twin.is_exact,
-            self.reason or twin.reason,
+            reason=self.reason or twin.reason,
         )
 
 
@@ -150,9 +157,12 @@ class _Analysis:
             axis.reason = axis.reason or self._refused(axis)
         factors = [self._factor(axis) for axis in axes if not axis.reason]
         factor_of = {place: f for f in reversed(factors) for place in f.dims}
+        refused = [axis for axis in axes if axis.reason]
+        reasons = {place: f"along {axis.axis.name}: {axis.reason}" for axis in refused for place in axis.dims}
         return Sharding(
             tuple(f for f in factors if all(factor_of[place] is f for place in f.dims)),
-            {axis.axis.name: axis.reason for axis in axes if axis.reason},
+            {axis.axis.name: axis.reason for axis in refused},
+            {**reasons, **self._whole},
         )
 
     # --- positions ---------------------------------------------------------------------------------------------------
@@ -184,7 +194,9 @@ class _Analysis:
         else:
             unfollowed = used
             if place is not None:
-                self._whole[place] = f"{op.ref.name} is read or written at other places than those of a tile"
+                is_all = dim.kind == "block" and not position.strides and not position.const and dim.size == extent
+                places = "as a whole by each program" if is_all else "at other places than those of a tile"
+                self._whole[place] = f"{op.ref.name} is read or written {places}"
         for digit in unfollowed:
             self._fail(digit.value, f"its position in {op.ref.name} is not that of a tile alone")
 
@@ -319,11 +331,13 @@ class _Analysis:
     def _aligned(self, axis: _Axis) -> str:
         """The reason why an axis cannot be cut inside of tiles; "" if it can, or if only whole tiles are divided."""
         blocks = {a.block for a in axis.indices.values()}
-        if blocks == {1} or self._with_other_blocks:
+        axis.is_elementwise = blocks == {1}
+        if axis.is_elementwise or self._with_other_blocks:
             return ""
         if len(blocks) == 1 and axis.is_exact:
             dims = [(self._func.params[number], n) for number, n in axis.dims]
             if lanes_are_independent(self._func, axis.indices, dims, axis.comparisons, self._ranges):
+                axis.is_elementwise = True
                 return ""
         if any(a.extent % a.block for a in axis.indices.values()):
             return "the lanes of a tile are combined, and its tiles are not all whole"
@@ -393,7 +407,15 @@ class _Analysis:
     def _factor(self, axis: _Axis) -> Factor:
         partial = {self._numbers[param] for param in self._apart(axis)}
         indices, extents = frozenset(axis.indices), frozenset(axis.extents)
-        return Factor(axis.axis.name, frozenset(axis.sizes), frozenset(axis.dims), frozenset(partial), indices, extents)
+        return Factor(
+            axis.axis.name,
+            frozenset(axis.sizes),
+            frozenset(axis.dims),
+            frozenset(partial),
+            indices,
+            extents,
+            axis.is_elementwise,
+        )
 
 
 def _moves(op: Op) -> bool:
