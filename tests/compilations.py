@@ -1,4 +1,4 @@
-"""The store of what XLA and LLVM compile in tests, in the user's folder of caches.
+"""The store of what XLA compiles in tests, in the user's folder of caches.
 
 All processes, runs and checkouts share it.
 A third of the processor time of a first run is XLA's: a reference is compiled for each backend of a kernel, and after
@@ -6,12 +6,13 @@ each `jax.clear_caches`. The next run compiles it again. JAX makes the key of an
 XLA's flags, so an entry is right for each checkout. JAX itself writes an entry in the open, and another process could
 read half of it. Here an entry appears as a whole.
 
-Of `cpu:llvm` the store has object files. Their key is made of LLVM's IR, the machine, LLVM's version, and the sources
-that call LLVM.
+The object files of `cpu:llvm` lie in tilekern's own cache, whose folder all checkouts share. All else of this cache
+belongs to a checkout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -22,9 +23,7 @@ import jax
 from jax._src import compilation_cache  # noqa: TID251 -- JAX has no public way to replace its store
 from jax._src.lru_cache import LRUCache  # noqa: TID251 -- the same
 
-from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.compile import toolchain
-from tilekern.lower.llvm.runtime.machine import Machine
 
 MOST_BYTES = 1 << 30
 """Bytes over which a run begins with removing the entries that were used least recently, until half of it is left."""
@@ -77,21 +76,18 @@ def keep(path: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def keep_machine_code(path: Path) -> None:
-    """Keep in the folder the machine code of the programs that LLVM compiles from now on."""
-    own, store = toolchain.machine_code, Store(str(path), max_size=-1)
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (toolchain, calibration))
-    callers = hashlib.sha256(sources).hexdigest()[:32]
+def link_machine_code(path: Path, cache: Path) -> None:
+    """Make a folder, which all checkouts share, the place of the machine code of `cpu:llvm` in a checkout's cache.
 
-    def machine_code(text: str, target: Machine) -> bytes:
-        key = f"{toolchain.name_of(text, target)}-{callers}"
-        code = store.get(key)
-        if code is None:
-            code = own(text, target)
-            store.put(key, code)
-        return code
-
-    toolchain.machine_code = machine_code
+    Args:
+      path: the shared folder.
+      cache: the folder of the checkout's cache, as `tilekern.lower.disk_cache.folder` has it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    link = cache / toolchain.CACHE.name
+    with contextlib.suppress(FileExistsError):  # a run before this one, or another process
+        link.symlink_to(path)
 
 
 def prune(path: Path, most: int = MOST_BYTES) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 # What tilekern compiles is kept here, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
+os.environ.pop("TILEKERN_CACHE", None)
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
 # Every pass and every plan is verified in every test, and memory that a program may not read yet holds NaN.
 os.environ["TILEKERN_DEBUG"] = ",".join(filter(None, (os.environ.get("TILEKERN_DEBUG"), "verify", "poison")))
@@ -26,7 +27,7 @@ if "device_count" not in os.environ.get("XLA_FLAGS", ""):
 
 _COMPILED = compilations.folder(Path.home() / ".cache", Path(os.environ["XDG_CACHE_HOME"]))
 compilations.keep(_COMPILED)
-compilations.keep_machine_code(_COMPILED)
+compilations.link_machine_code(_COMPILED.parents[1] / "llvm", Path(os.environ["XDG_CACHE_HOME"]) / "tilekern")
 
 # The first example of a shape compiles, so times say nothing about the code under test.
 settings.register_profile(

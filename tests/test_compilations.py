@@ -1,4 +1,4 @@
-"""The store of what XLA and LLVM compile: shared by processes, whole entries, bounded."""
+"""The store of what XLA compiles: shared by processes, whole entries, bounded."""
 
 import os
 import subprocess
@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import compilations
-from tests.lower.llvm.machines import AVX2, AVX512
-from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.compile import toolchain
-from tilekern.lower.llvm.runtime.machine import Machine
 
 PROGRAM = """
 import sys, jax
@@ -41,25 +37,11 @@ def test_another_process_compiles_nothing_again(tmp_path: Path) -> None:
     assert entry.stat().st_mtime > 0, "an entry remembers when it was used"
 
 
-def test_llvm_compiles_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llvmlite", reason="needs llvmlite")
-    compiled = list[str]()
-
-    def compile_(text: str, _: Machine) -> bytes:
-        compiled.append(text)
-        return text.encode()
-
-    for _ in ("a process", "another process"):
-        monkeypatch.setattr(toolchain, "machine_code", compile_)
-        compilations.keep_machine_code(tmp_path)
-        for text in ("a", "b", "a"):
-            assert toolchain.machine_code(text, AVX2) == text.encode()
-    assert compiled == ["a", "b"]
-    assert toolchain.machine_code("a", AVX512) == b"a" and compiled == ["a", "b", "a"], "code for another machine"
-    monkeypatch.setattr(toolchain, "machine_code", compile_)
-    monkeypatch.setattr(calibration, "__file__", __file__)
-    compilations.keep_machine_code(tmp_path)
-    assert toolchain.machine_code("b", AVX2) == b"b" and compiled[3:] == ["b"], "code by other sources"
+def test_checkouts_share_machine_code(tmp_path: Path) -> None:
+    for checkout in ("a", "b", "b"):
+        compilations.link_machine_code(tmp_path / "shared", tmp_path / checkout / "tilekern")
+    (tmp_path / "a" / "tilekern" / "llvm" / "entry").write_bytes(b"code")
+    assert (tmp_path / "b" / "tilekern" / "llvm" / "entry").read_bytes() == b"code"
 
 
 def test_an_entry_appears_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from tilekern.estimate.cpu.peak import THREADS, Peak
+from tilekern.lower.disk_cache import folder
 from tilekern.lower.llvm.runtime.machine import Machine
-from tilekern.lower.triton.compile.disk_cache import folder
 
 _FORMAT = "2"  # of the file, a part of its name
 _SIZES = {"L2": 256 << 10, "L3": 4 << 20, "memory": 64 << 20}  # bytes that each thread copies

@@ -19,7 +19,6 @@ from tests.lower.triton import samples
 from tilekern.ir.types import DTYPES
 from tilekern.lower.triton.chip import CHIPS, Chip
 from tilekern.lower.triton.compile import compile_program as compiler
-from tilekern.lower.triton.compile import disk_cache
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.compile.compile_program import compile_program, file_name
 from tilekern.lower.triton.program import Program
@@ -127,7 +126,7 @@ def test_an_entry_with_other_fields_is_as_good_as_absent(change: Any, compiled: 
         launch = {name: value for name, value in (launch | change).items() if value is not None}
     else:
         launch = change
-    disk_cache.store(entry.stem, {**files, "launch.json": json.dumps(launch).encode()})
+    compiler.CACHE.store(entry.name, {**files, "launch.json": json.dumps(launch).encode()})
     compiler._memory.clear()
     assert compile_program(samples.add(), HOPPER) == first
     assert len(compiled) == 2
@@ -171,7 +170,6 @@ def test_another_process_finds_the_code(folder: Path) -> None:
     compile_program(samples.add(), HOPPER)
     code = """
 from tests.lower.triton import samples
-from tilekern.lower.triton.compile import disk_cache
 from tilekern.lower.triton.compile import compile_program as compiler
 from tilekern.lower.triton.chip import CHIPS
 compiler._run = None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekern.errors import DependencyError, ResourceError
+from tilekern.lower import disk_cache
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.compile import perf_map
 from tilekern.lower.llvm.compile.loaded_code import CodeTable, LoadedCode
@@ -31,6 +32,11 @@ OLDEST, BEYOND = (0, 45), (0, 51)
 
 The first is the oldest with an LLVM, 20, that reads `splat (i32 1)`; the tests run with 0.45 and 0.50.
 """
+
+CACHE = disk_cache.Room("llvm", max_bytes=512 << 20)
+"""Object files: a kernel takes 10 to 100 KiB."""
+
+_OBJECT = "kernel.o"  # the only file of an entry
 
 lock = threading.RLock()
 """Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once."""
@@ -90,9 +96,32 @@ def _loaded(kernel: str, name: str, text: str, target: Machine) -> LoadedCode:
     return table.add(key, library, library[HANDLER])
 
 
-def machine_code(text: str, target: Machine) -> bytes:
-    """The object file that LLVM makes of its IR for a machine; the same for the same arguments and LLVM."""
-    return _Codegen(text, target).object()
+def machine_code(text: str, target: Machine, level: int = calibration.OPTIMIZATION_LEVEL) -> bytes:
+    """The object file that LLVM makes of its IR for a machine, from the cache on disk if an earlier process made it.
+
+    Args:
+      text: LLVM IR.
+      target: the machine.
+      level: LLVM's level of optimisation, of 0 to 3.
+    """
+    key = disk_cache.key([text, repr(target), f"{level=}", *_identity()])
+    entry = CACHE.load(key, [_OBJECT])
+    if entry is not None:
+        return entry[_OBJECT]
+    code = _Codegen(text, target, level).object()
+    CACHE.store(key, {_OBJECT: code})
+    return code
+
+
+def _identity() -> tuple[str, str]:
+    """All that decides machine code besides the text, the machine and the level: versions, and how LLVM is called."""
+    return repr((_import("llvmlite").__version__, llvmlite().llvm_version_info)), _source()
+
+
+@functools.cache
+def _source() -> str:
+    """The text of this module, where LLVM's options stand; "None" in a package without sources."""
+    return str(__spec__.loader.get_source(__name__))
 
 
 def imported() -> dict[str, int]:
@@ -195,8 +224,7 @@ def _import(name: str) -> Any:
 
 def name_of(text: str, target: Machine) -> str:
     """A name that decides the code, in this process and in other processes."""
-    versions = (_import("llvmlite").__version__, llvmlite().llvm_version_info)
-    parts = repr((text, _runtime_text(target), target, versions))
+    parts = repr((text, _runtime_text(target), target, _identity()))
     return f"tilekern_llvm_{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
 
 
@@ -210,7 +238,7 @@ def code_table() -> CodeTable:
 def _code_table() -> CodeTable:
     """Compile and load the code that all kernels share. Optimised, it would take ten times as long and run as fast."""
     exported = [RUN, *EXPORTED]
-    library = _link("tilekern_runtime", _Codegen(_runtime_text(host()), host(), level=0).object(), exported, {})
+    library = _link("tilekern_runtime", machine_code(_runtime_text(host()), host(), level=0), exported, {})
     functions = {name: library[name] for name in exported}
     for owner in (library, library.linker):
         owner.detach()  # it stays loaded: XLA keeps the addresses of the handlers

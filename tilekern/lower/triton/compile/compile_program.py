@@ -12,13 +12,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tilekern.ir.types import dtype_name
+from tilekern.lower import disk_cache
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.compile import disk_cache, failure, resources, toolchain
+from tilekern.lower.triton.compile import failure, resources, toolchain
 from tilekern.lower.triton.compile.assembler_faults import warn_of_faults
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.compile.options import options
 from tilekern.lower.triton.program import Argument, Program
 from tilekern.lower.triton.vendor import NVIDIA
+
+CACHE = disk_cache.Room("triton", max_bytes=2 << 30)
+"""Machine code, and the stages before it."""
 
 MAX_KEPT = 512
 """Binaries that stay in memory."""
@@ -91,7 +95,7 @@ def _gluon_type(argument: Argument, cluster: int) -> str:
 
 
 def _from_disk(key: str, chip: Chip) -> Binary | None:
-    files = disk_cache.load(key, ("launch.json", *chip.vendor.stages, chip.vendor.code))
+    files = CACHE.load(key, ("launch.json", *chip.vendor.stages, chip.vendor.code))
     try:
         return None if files is None else Binary.from_files(files)
     except ValueError:  # written by another version of tilekern, or by another program
@@ -108,7 +112,7 @@ def _compile(program: Program, chip: Chip, key: str) -> Binary:
             raise failure.explain(
                 error, program, chip, file_name(program), Path(folder), lambda: _run(program, chip, again)
             ) from error
-    disk_cache.store(key, binary.to_files())
+    CACHE.store(key, binary.to_files())
     return binary
 
 

@@ -16,8 +16,8 @@ from typing import TextIO
 
 from tilekern import source
 from tilekern.errors import CompileError
+from tilekern.lower import disk_cache
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.compile import disk_cache
 from tilekern.lower.triton.program import Program
 
 _STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
