@@ -1,11 +1,17 @@
-"""Blocks that nobody chose, compared with the default of 128 and with the fastest of a sample of blocks."""
+"""Blocks that nobody chose, compared with the default of 128 and with the fastest of a sample of blocks.
+
+`measure` times them on this machine's CPU. `python -m bench.blocks tpu:v6e 6` estimates them for a GPU or a TPU, beside
+six drawn blocks for each kernel.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
 import statistics
+import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -18,8 +24,10 @@ from bench.llvm.peak import host
 from bench.plain_kernels import CASES, Case
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.blocks import fastest
-from tilekern.blocks.on_cpu import seconds
+from tilekern.blocks import fastest, model_of, tiling
+from tilekern.errors import LargeProgramWarning, TilekernError
+from tilekern.ir.core import Func
+from tilekern.lower.target import resolve
 
 LIMIT = 2.0  # × the fastest, at worst
 TARGET = "cpu:llvm"
@@ -35,7 +43,7 @@ def measure() -> Iterator[Result]:
     for case in CASES:
         arrays = _arrays(case)
         default = dict.fromkeys(case.kernel.signature.blocks, 128)
-        chosen = fastest(partial(_func, case), default, list(default), seconds)
+        chosen = _chosen(case, TARGET)
         best = min(_sample(case, arrays, (default, chosen)), key=lambda pair: pair[0])[1]
         runs = {who: _call(case, arrays, b) for who, b in (("default", default), ("model", chosen), ("best", best))}
         times = take_turns({who: clock(run) for who, run in runs.items()}, _ROUNDS, 0.02)
@@ -46,7 +54,43 @@ def measure() -> Iterator[Result]:
         yield Result(title, "ms", ms["model"], None, "ratio", ms["default"], by_round(times["model"], times["default"]))
 
 
-def _func(case: Case, blocks: Mapping[str, int]) -> Any:
+def main(target: str = "tpu:v6e", count: str = "4") -> None:
+    """Print microseconds by estimate: with all blocks 128, with the model's, and with the fastest drawn blocks."""
+    warnings.simplefilter("error", LargeProgramWarning)  # refused: compiling these takes minutes
+    model, ratios, ranks = model_of(resolve(target)), list[float](), list[float]()
+    assert model is not None
+    print(f"{'kernel':44}{'all 128':>10}{'model':>10}{'drawn':>10}  rank  blocks of the model, and the fastest drawn")
+    for case in CASES:
+        chosen, default = _chosen(case, target), dict.fromkeys(case.kernel.signature.blocks, 128)
+        drawn = [blocks for blocks in _drawn(case)[: int(count)] if blocks not in (chosen, default)]
+        times = [_estimated(case, target, blocks) for blocks in (default, chosen, *drawn)]
+        modelled = [float(model(tiling(_func(case, blocks)))) for blocks in (default, chosen, *drawn)]
+        best = min(range(2, len(times)), key=lambda n: times[n])
+        pairs = [(ours, theirs) for ours, theirs in zip(modelled, times, strict=True) if theirs < float("inf")]
+        ranks.append(float(np.corrcoef(*(np.argsort(np.argsort(column)) for column in zip(*pairs, strict=True)))[0, 1]))
+        ratios.append(times[1] / min(times))
+        row = "".join(f"{times[n] * 1e6:10.1f}" for n in (0, 1, best))
+        print(f"{case.name[:43]:44}{row}  {ranks[-1]:+.2f}  {_shown(chosen)}, {_shown(drawn[best - 2])}", flush=True)
+    print(f"model / fastest: median {statistics.median(ratios):.2f}, at most {max(ratios):.2f}")
+    print(f"rank correlation with the estimates: median {statistics.median(ranks):.2f}")
+
+
+def _estimated(case: Case, target: str, blocks: Mapping[str, int]) -> float:
+    """Seconds by the estimate of the compiled program; infinite if the target refuses it."""
+    try:
+        return case.kernel.trace(*case.arguments, target=target, **blocks).lower(target).estimate().seconds
+    except (TilekernError, LargeProgramWarning):
+        return float("inf")
+
+
+def _chosen(case: Case, target: str) -> dict[str, int]:
+    """The blocks of the target's model."""
+    model, start = model_of(resolve(target)), dict.fromkeys(case.kernel.signature.blocks, 128)
+    assert model is not None
+    return fastest(partial(_func, case), start, list(start), model)
+
+
+def _func(case: Case, blocks: Mapping[str, int]) -> Func:
     return case.kernel.trace(*case.arguments, **blocks).ir
 
 
@@ -67,13 +111,9 @@ def _call(case: Case, arrays: list[jax.Array], blocks: Mapping[str, int]) -> Any
 def _sample(
     case: Case, arrays: list[jax.Array], first: tuple[Mapping[str, int], ...]
 ) -> Iterator[tuple[float, Mapping[str, int]]]:
-    """Pairs (seconds, blocks) of some blocks, drawn the same each time; slow ones are left after two calls."""
-    names = case.kernel.signature.blocks
-    sizes = [1 << n for n in range(2 if len(names) > 1 else 0, 13)]
-    drawn = [dict(zip(names, row, strict=True)) for row in itertools.product(sizes, repeat=len(names))]
-    random.Random(0).shuffle(drawn)
+    """Pairs (seconds, blocks) of some blocks; slow ones are left after two calls."""
     end, fastest_yet = time.perf_counter() + _SECONDS, float("inf")
-    for blocks in (*first, *drawn[:_SAMPLE]):
+    for blocks in (*first, *_drawn(case)[:_SAMPLE]):
         if time.perf_counter() > end:
             return
         call = _call(case, arrays, blocks)
@@ -87,5 +127,18 @@ def _sample(
         yield min(samples), blocks
 
 
+def _drawn(case: Case) -> list[dict[str, int]]:
+    """Choices of blocks in a random order, which is the same each time."""
+    names = case.kernel.signature.blocks
+    sizes = [1 << n for n in range(2 if len(names) > 1 else 0, 13)]
+    drawn = [dict(zip(names, row, strict=True)) for row in itertools.product(sizes, repeat=len(names))]
+    random.Random(0).shuffle(drawn)
+    return drawn
+
+
 def _shown(blocks: Mapping[str, int]) -> str:
     return " × ".join(map(str, blocks.values()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -34,6 +34,10 @@ def product(x: Any, w: Any, out: Any, *, rows: tk.Block = 64, columns: tk.Block 
     out[i, j] = tk.fold(tk.serial(x.shape[1], inner), step, tk.zeros((i, j), jnp.float32)).astype(out.dtype)
 
 
+for platform in ("cpu", "cuda", "tpu"):
+    product.schedule(platform)(lambda x, w: {"rows": 64, "columns": 64, "inner": 64})
+
+
 def types(*shapes: tuple[int, ...], dtype: Any = jnp.float32) -> list[jax.ShapeDtypeStruct]:
     """Types of arrays: a vector has int32."""
     return [jax.ShapeDtypeStruct(s, dtype if len(s) > 1 or s == (8,) else jnp.int32) for s in shapes]

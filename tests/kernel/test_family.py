@@ -12,6 +12,7 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import both, check, like_first, numbers, refused
+from tilekern.blocks import choose
 from tilekern.errors import ArgumentError, OutputError, UnwrittenError
 
 X = numbers(6)
@@ -368,7 +369,7 @@ def test_a_schedule_with_a_block_of_zero() -> None:
         function(X)  # <-
 
 
-def test_a_block_without_a_value() -> None:
+def test_a_block_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     @like_first
     def f(x, out, *, block: tk.Block):
         i = tk.parallel(x.shape[0], block)
@@ -376,6 +377,7 @@ def test_a_block_without_a_value() -> None:
 
     np.testing.assert_array_equal(f(X), X)  # by the model of CPUs
     check(f, X, oracle=lambda x, block: x, block=4)
+    monkeypatch.delitem(choose._MODELS, "GPU")
     with refused(
         ArgumentError, "f needs the block block", expected="a schedule for cuda:sm_90", got="no", fix="block=128"
     ):

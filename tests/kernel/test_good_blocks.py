@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -14,14 +15,21 @@ import pytest
 import tilekern as tk
 from bench.plain_kernels import CASES, Case
 from tilekern import testing
-from tilekern.blocks import fastest, model_of, tiling
-from tilekern.blocks.on_cpu import seconds
+from tilekern.blocks import fastest, good_blocks, model_of, tiling
+from tilekern.blocks.choose import Blocks
 from tilekern.ir.core import Func
 from tilekern.lower.target import resolve
 
 needs_llvm = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite")
 S = jax.ShapeDtypeStruct
-CPU = resolve("cpu:xla")
+TARGETS = ("cpu:xla", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "rocm:gfx942", "tpu:v5e", "tpu:v6e")
+
+
+def seconds(func: Func, target: str = "cpu:xla") -> float:
+    """The estimated seconds of a Func on a target."""
+    model = model_of(resolve(target))
+    assert model is not None
+    return float(model(tiling(func)))
 
 
 def traced(case: Case, **blocks: int) -> Func:
@@ -35,12 +43,15 @@ def blocks_of(func: Func) -> tuple[int, ...]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_evaluation_has_the_seconds_of_every_choice_of_blocks(case: Case) -> None:
     start = dict.fromkeys(case.kernel.signature.blocks, 128)
-    chosen = fastest(lambda blocks: traced(case, **blocks), start, list(start), seconds)
-    assert chosen.keys() == start.keys()
-    # The numbers of the traces with these blocks, and not those that were derived from the traces of the start.
-    best = float(seconds(tiling(traced(case, **chosen))))
-    others = [start, dict.fromkeys(start, 32), dict.fromkeys(start, 512)]
-    assert all(best <= 1.1 * float(seconds(tiling(traced(case, **other)))) for other in others)
+    others = [traced(case, **dict.fromkeys(start, size)) for size in (128, 32, 512)]
+    for target in TARGETS:
+        model = model_of(resolve(target))
+        assert model is not None
+        chosen = fastest(lambda blocks: traced(case, **blocks), start, list(start), model)
+        assert chosen.keys() == start.keys()
+        # The numbers of the trace with these blocks, and not those that were derived from the traces of the start.
+        best = seconds(traced(case, **chosen), target)
+        assert all(best <= 1.1 * seconds(other, target) for other in others), target
 
 
 def test_a_row_that_a_program_holds_whole_gets_few_rows() -> None:
@@ -128,16 +139,55 @@ def test_blocks_never_change_results(case: Case) -> None:
     sizes = [dict(zip(case.kernel.signature.blocks, row, strict=False)) for row in ((1, 64, 8), (8, 5, 3), (64, 16, 1))]
     results = [case.kernel(*arrays, **blocks) for blocks in (*sizes, {})]
     first = np.asarray(results[0])
-    for result in results[1:]:
-        if jnp.issubdtype(first.dtype, jnp.integer):
+    if jnp.issubdtype(first.dtype, jnp.integer):
+        for result in results[1:]:
             np.testing.assert_array_equal(result, first)
-        else:
-            testing.assert_close(result, first.astype(np.float64), first, length=40)
+        return
+    wide = [x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32) for x in arrays]
+    oracle = np.asarray(case.kernel(*wide, **sizes[0]), np.float64)
+    for result in results:
+        testing.assert_close(result, oracle, first, length=40)
 
 
-def test_there_is_a_model_of_cpus_only() -> None:
-    assert model_of(CPU) is not None
-    assert model_of(resolve("cuda:sm_90")) is None
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_no_target_refuses_a_default_or_warns_that_it_is_large(case: Case, target: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tk.errors.LargeProgramWarning)
+        assert case.kernel.trace(*case.arguments, target=target).lower(target).text
+
+
+def test_a_target_that_refuses_a_default_does_not_get_it() -> None:
+    case = next(case for case in CASES if case.name.startswith("softmax_of_rows-64x50257"))
+    with pytest.raises(tk.errors.TargetError, match="too large for Triton"):
+        case.kernel.trace(*case.arguments, target="cuda:sm_90", rows=128).lower("cuda:sm_90")
+    assert blocks_of(case.kernel.trace(*case.arguments, target="cuda:sm_90").ir)[0] < 16
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_block_needs_no_default(target: str) -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def softmax(x, out, *, rows: tk.Block):
+        i = tk.parallel(x.shape[0], rows)
+        out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+    wide, narrow = (softmax.trace(S(shape, jnp.float32), target=target) for shape in ((64, 50257), (65536, 16)))
+    assert blocks_of(wide.ir)[0] <= 8 < blocks_of(narrow.ir)[0]
+    assert wide.lower(target).text
+
+
+def test_choices_that_the_target_refuses_are_passed_over() -> None:
+    case, refused = CASES[0], list[int]()
+
+    def refuses(settings: Blocks) -> bool:
+        refused.append(settings["block"])
+        return len(refused) < 4
+
+    def trace(settings: Blocks) -> Func:
+        return traced(case, **settings)
+
+    sizes = good_blocks(trace, refuses, resolve("tpu:v6e"), {"block": 128}, ["block"], replaceable=True)
+    assert sizes["block"] == refused[3] and len(set(refused)) == 4
 
 
 def test_ops_with_several_results_count() -> None:

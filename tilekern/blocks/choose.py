@@ -9,34 +9,45 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from tilekern import _jax
-from tilekern.blocks import on_cpu
+from tilekern.blocks import on_cpu, on_gpu, on_tpu
 from tilekern.blocks.tiling import Loop, Number, Tiling, tiling
 from tilekern.ir.core import Func
-from tilekern.lower.target import Target
+from tilekern.lower.target import Target, backend_of
 
 type Blocks = Mapping[str, Any]
 """Sizes of blocks and values of choices, by name."""
 type Model = Callable[[Tiling], Number]
 
+_MODELS = {"CPU": on_cpu.seconds, "GPU": on_gpu.seconds, "TPU": on_tpu.seconds}  # by `Backend.hardware`
 _MOST = 20_000  # combinations
 _ALIKE = 1.03
-"""Combinations whose seconds differ by less are equally good: the one with the fewest changes is taken."""
+"""Combinations whose seconds differ by less are equally good: the one with the fewest changes comes first."""
 
 
 def model_of(target: Target) -> Model | None:
     """Seconds of a tiling on a target; None if there is no model of it."""
-    return on_cpu.seconds if target.platform == "cpu" else None
+    backend = backend_of(target)
+    model = _MODELS.get(backend.hardware)
+    return None if model is None else partial(model, backend.device(target))
 
 
 def fastest(func_with: Callable[[Blocks], Func], start: Blocks, free: Sequence[str], model: Model) -> dict[str, int]:
-    """The fastest sizes of the free blocks, by the model.
+    """The fastest sizes of the free blocks, by the model; see `by_speed`."""
+    return next(by_speed(func_with, start, free, model))
+
+
+def by_speed(
+    func_with: Callable[[Blocks], Func], start: Blocks, free: Sequence[str], model: Model
+) -> Iterator[dict[str, int]]:
+    """Sizes of the free blocks, the fastest first, by the model; sizes of equal speed by their distance from the start.
 
     Args:
       func_with: traces the body with given blocks.
@@ -55,9 +66,9 @@ def fastest(func_with: Callable[[Blocks], Func], start: Blocks, free: Sequence[s
     with np.errstate(all="ignore"):
         seconds = np.broadcast_to(model(_tiling_of(candidates, start, leaves, tree, slopes)), len(columns))
     steps = sum((abs(np.log2(c / start[name])) for name, c in candidates.items()), start=np.zeros(len(columns)))
-    alike = seconds <= np.nanmin(seconds) * _ALIKE
-    best = int(np.argmin(np.where(alike, steps, np.inf)))
-    return {name: int(column[best]) for name, column in candidates.items()}
+    grades = np.floor(np.log(seconds / np.nanmin(seconds)) / np.log(_ALIKE))
+    for best in np.lexsort((seconds, steps, grades)):
+        yield {name: int(column[best]) for name, column in candidates.items()}
 
 
 type _Slope = list[tuple[str, float]]

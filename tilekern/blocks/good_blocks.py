@@ -4,37 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import islice
 
-from tilekern.blocks.choose import fastest, model_of
+from tilekern.blocks.choose import Blocks, by_speed, model_of
 from tilekern.blocks.tiling import tiling
 from tilekern.ir.core import Func
-from tilekern.lower.target import Target
+from tilekern.lower.target import DEFAULT, Target
 from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce
 
-_LEAST = 50e-6
-"""Seconds, by the model, from which other blocks than the defaults are looked for."""
+_LEAST = {"cpu": 50e-6}
+"""Seconds, by the model, from which other blocks than the defaults are looked for: by platform, for others `_SHORT`."""
+_SHORT = 5e-6  # where compiling takes far longer than looking
 _GAIN = 1.5
 """The factor by which other blocks must be faster, by the model, to replace a default."""
 _START = 64  # of a block without a default, for the first trace
+_MOST_REFUSED = 8  # choices of blocks that the target refuses, until the start stays
 
 
 def good_blocks(
-    trace: Callable[[Mapping[str, Any]], Func],
+    trace: Callable[[Blocks], Func],
+    refuses: Callable[[Blocks], bool],
     target: Target,
-    known: Mapping[str, Any],
+    known: Blocks,
     free: Sequence[str],
     replaceable: bool,
 ) -> Mapping[str, int]:
     """The sizes of blocks that neither the call nor a schedule gives.
 
     A block without a default gets the size of the model. The defaults of the others stay, unless the model finds sizes
-    with which the call is `_GAIN` times as fast. They stay, too, if the call takes less than `_LEAST`, if the target
-    has no model, and if the body does not take other sizes.
+    with which the call is `_GAIN` times as fast, or unless the target refuses them. They stay, too, if the call takes
+    less than `_LEAST`, if the target has no model, and if the body does not take other sizes.
 
     Args:
       trace: traces the body with sizes of all blocks and values of all choices.
+      refuses: True if the target does not lower the body with these sizes and values, or warns that they are too large.
       target: the target.
       known: blocks and choices by the call, the schedule or a default.
       free: the blocks that neither the call nor the schedule gives.
@@ -43,22 +47,26 @@ def good_blocks(
     model = model_of(target)
     missing = [name for name in free if name not in known]
     # The portable target shows a kernel as it is written.
-    if model is None or not (missing or (replaceable and target.backend != "xla")):
+    if model is None or not (missing or (replaceable and target.backend != DEFAULT.backend)):
         return {}
     start = {**dict.fromkeys(missing, _START), **known}
 
-    def func_with(blocks: Mapping[str, Any]) -> Func:
+    def func_with(blocks: Blocks) -> Func:
         return cse(dce(trace(blocks)))
 
-    def seconds(blocks: Mapping[str, Any]) -> float:
+    def seconds(blocks: Blocks) -> float:
         return float(model(tiling(func_with(blocks))))
 
     # An error of the user's body: the trace with the defaults, or with `start`, raises it again.
     with suppress(Exception):
         own = seconds(start)
-        if not missing and own < _LEAST:
+        is_refused = not missing and refuses(start)
+        if not missing and not is_refused and own < _LEAST.get(target.platform, _SHORT):
             return {}
-        chosen = {**start, **fastest(func_with, start, free, model)}
-        if missing or seconds(chosen) * _GAIN < own:
-            return {name: chosen[name] for name in free}
+        for sizes in islice(by_speed(func_with, start, free, model), _MOST_REFUSED):
+            chosen = {**start, **sizes}
+            if not missing and not is_refused and seconds(chosen) * _GAIN >= own:
+                break
+            if not refuses(chosen):
+                return {name: chosen[name] for name in free}
     return {name: start[name] for name in missing}

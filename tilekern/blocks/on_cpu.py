@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilekern.blocks.tiling import Number, Product, Tile, TileAccess, TileOp, Tiling
+from tilekern.lower.backend import Device
 
 THREADS = 8
 """Threads of a nominal CPU: with fewer programs some of them are idle."""
@@ -29,8 +30,8 @@ _MULTIPLY = {4: 1.8, 2: 2.7, 1: 2.7}  # vectors that are multiplied and added in
 _GEMV = 8  # rows of the left operand from which the right one is packed
 
 
-def seconds(tiling: Tiling) -> Number:
-    """The estimated time of a call."""
+def seconds(device: Device, tiling: Tiling) -> Number:
+    """The estimated time of a call, by the nominal core whatever the device is."""
     vector = sum(map(_lanes, tiling.ops)) + sum(map(_product, tiling.products))
     moved = sum(_moved(access, tiling.arrays) for access in tiling.accesses)
     overhead = _PROGRAM * tiling.programs + _ITERATION * tiling.iterations

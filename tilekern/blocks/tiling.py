@@ -10,7 +10,8 @@ an element for each choice of blocks. So all sizes here are ints or arrays of Nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, dataclass_transform
 
@@ -72,17 +73,21 @@ class Loop:
         return -(-self.extent // np.maximum(self.block, 1)) * self.part
 
 
-@_pytree("itemsize")
+@_pytree("itemsize", "is_operand", "is_carried")
 class Tile:
     """The lanes of a value.
 
     Attributes:
       shape: the sizes of its dims.
       itemsize: bytes of a lane.
+      is_operand: True if only matrix products use the value.
+      is_carried: True if a loop starts with the value, or yields it: it may take the registers of the carry.
     """
 
     shape: tuple[Number, ...]
     itemsize: int
+    is_operand: bool = False
+    is_carried: bool = False
 
     @property
     def size(self) -> Number:
@@ -157,22 +162,28 @@ class Product:
         return times(self.loops)
 
 
-@_pytree("extents", "kinds", "itemsize")
+@_pytree("array", "extents", "kinds", "aligned", "itemsize", "moved_by")
 class TileAccess:
     """A load, a store or an update of a tile of an array.
 
     Attributes:
       sizes: lanes along each dim of the array.
       loops: the loops around it.
+      moved_by: for each loop True if the position of the tile depends on the loop's index.
+      array: the number of the param.
       extents: the sizes of the array.
       kinds: the kinds of the dims of the access, as in `ir.memory.Dim`.
+      aligned: for each dim True if the position is a multiple of the size.
       itemsize: bytes of an element.
     """
 
     sizes: tuple[Number, ...]
     loops: tuple[Loop, ...]
+    moved_by: tuple[bool, ...]
+    array: int
     extents: tuple[int, ...]
     kinds: tuple[str, ...]
+    aligned: tuple[bool, ...]
     itemsize: int
 
     @property
@@ -224,8 +235,16 @@ class Held:
     @property
     def bytes(self) -> Number:
         """Bytes of all that is held at once, at most."""
-        most = _greatest(sum((tile.bytes for tile in tiles), start=0) for tiles in self.steps)
-        return most + sum(tile.bytes for tile in self.carries) + _greatest(held.bytes for held in self.inner)
+        most = greatest(sum((tile.bytes for tile in tiles), start=0) for tiles in self.steps)
+        return most + sum(tile.bytes for tile in self.carries) + greatest(held.bytes for held in self.inner)
+
+    @property
+    def bytes_of_registers(self) -> Number:
+        """`bytes` on a machine that has operands of matrix products elsewhere, and each carry once."""
+        steps = [[tile for tile in tiles if not (tile.is_operand or tile.is_carried)] for tiles in self.steps]
+        most = greatest(sum((tile.bytes for tile in tiles), start=0) for tiles in steps)
+        inner = greatest(held.bytes_of_registers for held in self.inner)
+        return most + sum(tile.bytes for tile in self.carries) + inner
 
 
 @_pytree("arrays")
@@ -266,7 +285,8 @@ def times(loops: Sequence[Loop]) -> Number:
     return math.prod((loop.count for loop in loops), start=1.0)
 
 
-def _greatest(numbers: Any) -> Number:
+def greatest(numbers: Iterable[Number]) -> Number:
+    """The largest number, by choice of blocks; 0 if there is none."""
     greatest: Number = 0
     for number in numbers:
         greatest = np.maximum(greatest, number)
@@ -278,7 +298,14 @@ def _greatest(numbers: Any) -> Number:
 
 def tiling(func: Func) -> Tiling:
     """The work that a Func's blocks make."""
-    reader = _Reader(Iterations(func))
+    products = [op for op in func.walk() if isinstance(op, Dot)]
+    uses = Counter(value for op in func.walk() for value in op.operands)
+    uses.subtract(value for op in products for value in op.operands)
+    operands = {value for op in products for value in op.operands if not uses[value]}
+    loops = [op for op in func.walk() if isinstance(op, Fold | While)]
+    carried = {value for op in loops for values in (op.operands, op.regions[-1].results) for value in values}
+    reader = _Reader(Iterations(func), {param: n for n, param in enumerate(func.params)}, operands, carried)
+    reader.moved_by |= {index: frozenset({n}) for n, index in enumerate(func.body.args)}
     grid = tuple(Loop(axis.extent, axis.block) for axis in func.axes)
     held = reader.block(func.body, grid)
     arrays = sum(math.prod(p.ref.shape) * p.ref.dtype.itemsize for p in func.params)
@@ -289,18 +316,28 @@ def tiling(func: Func) -> Tiling:
 @dataclass
 class _Reader:
     of_folds: Iterations
+    arrays: Mapping[Value, int]
+    operands: set[Value]  # values that only matrix products use
+    carried: set[Value]  # values that a loop starts with, or yields
     folds: list[tuple[Loop, ...]] = field(default_factory=list[tuple[Loop, ...]])
     ops: list[TileOp] = field(default_factory=list[TileOp])
     products: list[Product] = field(default_factory=list[Product])
     accesses: list[TileAccess] = field(default_factory=list[TileAccess])
+    # By value the numbers of the loops around it that it depends on; a missing value depends on none.
+    moved_by: dict[Value, frozenset[int]] = field(default_factory=dict[Value, frozenset[int]])
 
     def block(self, block: Block, loops: tuple[Loop, ...]) -> Held:
         """Read the ops of a block inside of loops."""
         inner = [held for op in block.ops for held in self._op(op, loops)]
-        steps, carries = _steps(block)
+        steps, carries = self._steps(block)
         return Held(steps, carries, tuple(inner))
 
     def _op(self, op: Op, loops: tuple[Loop, ...]) -> list[Held]:
+        by = self._loops_of(op.uses())
+        # An iteration of a loop depends on all iterations before it.
+        inside_by = by | {len(loops)} if isinstance(op, Fold) else by
+        self.moved_by |= dict.fromkeys((a for region in op.regions for a in region.args), inside_by)
+        self.moved_by |= dict.fromkeys(op.results, by)
         match op:
             case Fold():
                 inside = (*loops, Loop(op.axis.extent, op.axis.block, self._part(op)))
@@ -312,29 +349,57 @@ class _Reader:
             case Dot():
                 self.products.append(_product(op, loops))
             case MemoryOp():
-                self.accesses.append(_access(op, loops))
+                moving = self._loops_of(op.positions)
+                moved_by = tuple(n in moving for n in range(len(loops)))
+                self.accesses.append(_access(op, loops, moved_by, self.arrays[op.ref]))
             case _ if not isinstance(op, Constant) and op.results and op.results[0].tile.shape:
-                self.ops.append(_lanes(op, loops))
+                self.ops.append(self._lanes(op, loops))
             case _:
                 pass
         return []
+
+    def _lanes(self, op: Op, loops: tuple[Loop, ...]) -> TileOp:
+        dims: tuple[int, ...] = ()
+        if isinstance(op, Reduce):
+            dims = op.dims
+        elif isinstance(op, ArgReduce | Scan | LinearScan | Sort | TopK):
+            dims = (op.dim,)
+        moves = isinstance(op, Transpose) and op.permutation[-1] != len(op.permutation) - 1
+        function = isinstance(op, Elementwise) and op.function in FUNCTIONS
+        return TileOp(self._tile(op.operands[0] if dims else op.results[0]), loops, function, dims, moves)
+
+    def _steps(self, block: Block) -> tuple[tuple[tuple[Tile, ...], ...], tuple[Tile, ...]]:
+        """For each step of a block the tiles that it holds for later steps, and the block's arguments.
+
+        A step is all that can be computed in one pass over the lanes.
+        """
+        step, last = dict[Value, int](), dict[Value, int]()
+        for op in block.ops:
+            used = [v for v in op.uses() if v in step]
+            here = max((step[v] for v in used), default=0)
+            for value in used:
+                last[value] = max(last.get(value, 0), here + isinstance(op, _WHOLE))
+            step |= dict.fromkeys(op.results, here + isinstance(op, _AFTER))
+        end = max(step.values(), default=0) + 1
+        last |= {value: end for value in block.results if value in step}
+        held = tuple(
+            tuple(self._tile(value) for value, first in step.items() if first < at <= last.get(value, 0))
+            for at in range(1, end + 1)
+        )
+        tiles = [value for value in block.args if isinstance(value.type, TileType) and value.tile.shape]
+        return held, tuple(map(self._tile, tiles))
+
+    def _tile(self, value: Value) -> Tile:
+        return Tile(value.tile.shape, value.tile.dtype.itemsize, value in self.operands, value in self.carried)
+
+    def _loops_of(self, values: Iterable[Value]) -> frozenset[int]:
+        """The numbers of the loops that any of some values depends on."""
+        return frozenset[int]().union(*(self.moved_by.get(value, frozenset()) for value in values))
 
     def _part(self, op: Fold) -> float:
         """The mean part of the tiles that a fold visits."""
         axis = op.axis
         return float(self.of_folds.of(op) * axis.block / axis.extent) if axis.extent else 0.0
-
-
-def _lanes(op: Op, loops: tuple[Loop, ...]) -> TileOp:
-    dims: tuple[int, ...] = ()
-    if isinstance(op, Reduce):
-        dims = op.dims
-    elif isinstance(op, ArgReduce | Scan | LinearScan | Sort | TopK):
-        dims = (op.dim,)
-    tile = op.operands[0].tile if dims else op.results[0].tile
-    moves = isinstance(op, Transpose) and op.permutation[-1] != len(op.permutation) - 1
-    function = isinstance(op, Elementwise) and op.function in FUNCTIONS
-    return TileOp(_tile(tile), loops, function, dims, moves)
 
 
 def _product(op: Dot, loops: tuple[Loop, ...]) -> Product:
@@ -344,39 +409,15 @@ def _product(op: Dot, loops: tuple[Loop, ...]) -> Product:
     return Product(batch, m, n, k, loops, (lhs.dtype.itemsize, rhs.dtype.itemsize))
 
 
-def _access(op: MemoryOp, loops: tuple[Loop, ...]) -> TileAccess:
+def _access(op: MemoryOp, loops: tuple[Loop, ...], moved_by: tuple[bool, ...], array: int) -> TileAccess:
     dims = op.access.dims
     return TileAccess(
         sizes=tuple(dim.size for dim in dims),
         loops=loops,
+        moved_by=moved_by,
+        array=array,
         extents=tuple(op.extents),
         kinds=tuple(dim.kind for dim in dims),
+        aligned=tuple(dim.kind != "block" or dim.position.is_multiple_of(dim.size) for dim in dims),
         itemsize=op.ref.ref.dtype.itemsize,
     )
-
-
-def _steps(block: Block) -> tuple[tuple[tuple[Tile, ...], ...], tuple[Tile, ...]]:
-    """For each step of a block the tiles that it holds for later steps, and the block's arguments.
-
-    A step is all that can be computed in one pass over the lanes.
-    """
-    step, last = dict[Value, int](), dict[Value, int]()
-    for op in block.ops:
-        used = [v for v in op.uses() if v in step]
-        here = max((step[v] for v in used), default=0)
-        for value in used:
-            last[value] = max(last.get(value, 0), here + isinstance(op, _WHOLE))
-        step |= dict.fromkeys(op.results, here + isinstance(op, _AFTER))
-    end = max(step.values(), default=0) + 1
-    last |= {value: end for value in block.results if value in step}
-    held = tuple(
-        tuple(_tile(value.tile) for value, first in step.items() if first < at <= last.get(value, 0))
-        for at in range(1, end + 1)
-    )
-    return held, tuple(
-        _tile(value.type) for value in block.args if isinstance(value.type, TileType) and value.tile.shape
-    )
-
-
-def _tile(type_: TileType) -> Tile:
-    return Tile(type_.shape, type_.dtype.itemsize)

@@ -54,6 +54,10 @@ class Position:
     terms: tuple[Term, ...] = ()
     const: int = 0
 
+    def is_multiple_of(self, size: int) -> bool:
+        """True if it is a multiple of a size for all operands."""
+        return size > 0 and all(n % size == 0 for n in (self.const, *(term.stride for term in self.terms)))
+
 
 @dataclass(frozen=True)
 class Dim:

@@ -26,6 +26,7 @@ from tilekern.kernel.signature import LAUNCH
 from tilekern.kernel.tuned import Key
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
+from tilekern.lower.lowering import is_refused
 from tilekern.lower.target import Target, on_platform
 from tilekern.passes import pipeline
 from tilekern.passes.dce import dce
@@ -136,9 +137,16 @@ class Body:
         def trace(settings: Mapping[str, Tunable]) -> Func:
             return self.trace(self._blocks_of(settings)).tracing.func
 
+        # The model is of the plain emitter; the other one has few shapes of tiles.
+        plain = replace(target, emitter="")
+
+        def refuses(settings: Mapping[str, Tunable]) -> bool:
+            launch = {name: int(settings[name]) for name in LAUNCH if name in settings}
+            return is_refused(self.trace(self._blocks_of(settings)).func, plain, launch)
+
         # The library's own kernels have schedules, or defaults that were measured.
         is_users = not source.is_prebuilt(self.call.definition.loc)
-        return good_blocks(trace, target, known, free, replaceable=is_users)
+        return good_blocks(trace, refuses, plain, known, free, is_users and target.emitter != "gluon")
 
     def settings(self, target: Target) -> Mapping[str, Tunable]:
         """Blocks, choices and launch options on a target: the call's, else tuned ones, else the schedule's."""

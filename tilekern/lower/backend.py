@@ -77,8 +77,8 @@ class Device:
       gpu: the GPU of the target that `cores`, `bandwidth` and `flops` are of, "H100 SXM"; "" on other platforms.
       matrix_unit: the instruction by which a GPU multiplies matrices: "mma", "wgmma" or "tcgen05", "mfma" on AMD's; ""
         elsewhere. "mma" and "mfma" take their operands from registers, the others from shared memory.
-      bandwidth: bytes a second that the memory of a GPU delivers at most.
-      flops: multiplications and additions of bfloat16 matrices that a GPU does in a second at most.
+      bandwidth: bytes a second that the memory of a GPU, or the HBM of one TensorCore, delivers at most.
+      flops: multiplications and additions of bfloat16 matrices that a GPU, or one TensorCore, does in a second at most.
       emitter: "gluon" if a program's blocks are for one warpgroup of a warp-specialised GPU program, which shares its
         loads with others; "triton" for other GPU programs, "" elsewhere.
       cluster: thread blocks that may compute a program together, `num_ctas`: 2 for the emitter "gluon" if the installed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
+from tilekern.errors import LargeProgramWarning, TilekernError
 from tilekern.ir.core import Func
 from tilekern.lower.backend import Lowering, Target
 from tilekern.lower.target import backend_of
@@ -30,3 +32,19 @@ def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Loweri
     """
     specialize = backend_of(target).specialize
     return None if specialize is None else specialize(func, target, launch)
+
+
+def is_refused(func: Func, target: Target, launch: Mapping[str, int]) -> bool:
+    """True if a target other than a CPU does not take a Func, or warns that it is large: its blocks are too large, say.
+
+    CPUs take blocks of any size, and lowering for them takes long.
+    """
+    if backend_of(target).hardware == "CPU":
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LargeProgramWarning)
+            lower(func, target, launch)
+    except (TilekernError, LargeProgramWarning):
+        return True
+    return False

@@ -19,7 +19,17 @@ def _device(target: Target) -> Device:
     from tilekern.lower.mosaic.chip import CHIPS, LANES, PORTABLE, SUBLANES
 
     chip = PORTABLE if target.portable else CHIPS[target.name]
-    return Device(target.name, target.platform, chip.cores, chip.vmem_budget, 0, LANES, SUBLANES, chip.matrix_size)
+    return Device(
+        target.name,
+        target.platform,
+        cores=chip.cores,
+        fast_memory=chip.vmem_budget,
+        lanes=LANES,
+        sublanes=SUBLANES,
+        matrix_size=chip.matrix_size,
+        bandwidth=chip.hbm_bandwidth,
+        flops=chip.bf16_flops,
+    )
 
 
 def _passes(target: Target) -> Sequence[Pass | Rounds]:

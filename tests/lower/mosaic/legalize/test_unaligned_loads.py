@@ -21,7 +21,6 @@ from tilekern.ir.memory import Load
 from tilekern.ir.parse import parse
 from tilekern.ir.verify import verify
 from tilekern.lower.mosaic.legalize.unaligned_loads import align_loads
-from tilekern.lower.mosaic.plan.windows import is_aligned
 from tilekern.passes import pipeline
 from tilekern.passes.cse import cse
 
@@ -56,7 +55,7 @@ def image(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def odd_loads(func: Func) -> list[Load]:
     """Loads at computed places that are no multiples of their sizes."""
     dims = [(op, d) for op in func.walk() if isinstance(op, Load) for d in op.access.dims if d.kind == "block"]
-    return [op for op, d in dims if d.position.terms and not is_aligned(d.position, d.size)]
+    return [op for op, d in dims if d.position.terms and not d.position.is_multiple_of(d.size)]
 
 
 def sums(shape: tuple[int, int], accesses: list[str]) -> Func:

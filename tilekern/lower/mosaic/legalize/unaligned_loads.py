@@ -32,7 +32,6 @@ from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 from tilekern.ir.types import F32, INDEX
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
 from tilekern.lower.mosaic.plan.hbm_layout import packing
-from tilekern.lower.mosaic.plan.windows import is_aligned
 
 Span = tuple[int, int]
 
@@ -131,7 +130,7 @@ def _is_odd(group: Sequence[Load], d: int, unit: int, ranges: Mapping[Value, Int
     dims = [op.access.dims[d] for op in group]
     if not _open(dims[0].position, [ranges.get(v) for v in group[0].positions]).terms:
         return len({dim.position.const for dim in dims}) > 1 and any(dim.position.const % unit for dim in dims)
-    return not all(is_aligned(dim.position, dim.size) for dim in dims)
+    return not all(dim.position.is_multiple_of(dim.size) for dim in dims)
 
 
 def _open(position: Position, intervals: Sequence[Interval | None]) -> Position:

@@ -65,16 +65,11 @@ def _role(dim: Dim, length: int, op: MemoryOp, scalars: Scalars) -> WindowDim:
     key = scalars.position_key(position, op.positions)
     if dim.kind == "index":
         return WindowDim("rows") if key is None else WindowDim("at", 1, key, position, op.positions)
-    if not is_aligned(position, dim.size):
+    if not position.is_multiple_of(dim.size):
         return WindowDim("rows")
     if key is None:
         return WindowDim("aligned", dim.size)
     return WindowDim("tiled", dim.size, key, position, op.positions)
-
-
-def is_aligned(position: Position, size: int) -> bool:
-    """True if a position is a multiple of a tile's size for all operands."""
-    return size > 0 and all(n % size == 0 for n in (position.const, *(t.stride for t in position.terms)))
 
 
 def merge(windows: Sequence[Window]) -> Window:

@@ -1,0 +1,127 @@
+"""The seconds of a tiling on a GPU: many programs at once on each multiprocessor, as many as its registers hold.
+
+Only ratios matter, so all GPUs have the clock and the rates of a multiprocessor of an H100, whose sources
+`estimate/gpu/rates.py` names. `_OPERATION` and the constants behind it are fitted to estimates of the kernels of
+`bench/plain_kernels.py` for sm_90, see record 0091.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from tilekern.blocks.tiling import Number, Product, TileAccess, TileOp, Tiling, greatest
+from tilekern.lower.backend import Device
+
+_CYCLE = 1 / 1.8e9
+_LANES, _FUNCTIONS = 128, 16  # results of an operation, and of a function such as exp, in a cycle
+_SECTOR = 32  # bytes of a transfer
+_L2, _PORT = 36, 64  # bytes a cycle from the L2 cache, if all multiprocessors load, and if one does
+_RESIDENT = 32  # programs
+_THREADS, _REGISTERS = 2048, 65536
+_MOST, _OWN = 255, 30  # registers of a thread, and those of them that hold no tiles
+_FEW_THREADS = 128  # with fewer a program alone does not keep a multiprocessor busy
+_SMALLEST = 16  # rows, columns and depth of a product on matrix units
+_LARGEST = 1 << 20  # lanes that Triton takes
+
+_OPERATION, _ADDRESS, _REDUCED, _TRANSPOSED = 0.2, 0.2, 6.0, 6.0  # instructions of a lane
+_EXACT, _OPERANDS = 0.9, 1.0  # share of float32's peak of its products, and cycles of 128 lanes to load an operand
+_NARROW = 0.6  # share of the peak that other products reach
+_WIDE, _FROM_REGISTERS = 64, 0.63  # rows of a product from shared memory; share of the peak of products of fewer rows
+_START, _WAIT = 1800, 400  # cycles until a program runs, and until a load delivers
+_ITERATION = 10  # cycles of an iteration of a fold that computes nothing
+_BARRIERS, _ISSUED = 800, 150  # cycles of a product that computes nothing: of float32, and of others
+_SPILLED = 40.0  # cycles that 128 lanes cost for which there are no registers
+_ONE_TILE = 1.0  # registers for a lane of the largest tile, which is loaded as a whole
+_IN_TURNS = 4  # operands of a product of float32 for one register, since only some are loaded at a time
+
+
+def seconds(device: Device, tiling: Tiling) -> Number:
+    """The estimated time of a call; 1,000 times as much and more for tiles that the target refuses."""
+    programs, threads = np.maximum(tiling.programs, 1), 32 * _warps(tiling)
+    wanted = _registers(tiling, threads)
+    registers = np.minimum(wanted, _MOST)
+    resident = np.clip(np.minimum(_THREADS // threads, _REGISTERS // (registers * threads)), 1, _RESIDENT)
+    spilled = np.maximum(wanted - _MOST, 0) * threads / _LANES * _SPILLED * np.maximum(programs, tiling.iterations)
+    products = sum(_product(device, p, threads) for p in tiling.products)
+    lanes = sum(map(_lanes, tiling.ops)) + sum(map(_addresses, tiling.accesses)) + _ITERATION * tiling.iterations
+    computed = (lanes + products + spilled) / programs
+    moved = sum(map(_moved, tiling.accesses)) / programs
+    alone = _START + _WAIT * (1 + tiling.iterations / programs) + moved / _PORT
+    alone = alone + computed * np.maximum(1, _FEW_THREADS / threads)
+    rounds = np.ceil(programs / (device.cores * resident))
+    cycles = np.maximum(np.ceil(programs / device.cores) * np.maximum(computed, moved / _L2), rounds * alone)
+    excess = np.maximum(_operands(tiling) / device.fast_memory, _largest(tiling) / _LARGEST)
+    time = np.maximum(cycles * _CYCLE, _from_memory(tiling) / device.bandwidth)
+    return time * np.where(excess > 1, 1e3 * excess, 1.0)
+
+
+def _lanes(op: TileOp) -> Number:
+    if op.tile.is_operand and op.transposes:
+        return 0  # the product reads it transposed
+    instructions = _TRANSPOSED if op.transposes else _REDUCED if op.reduces else _OPERATION
+    return op.times * np.ceil(op.tile.size * (1 / _FUNCTIONS if op.is_function else instructions / _LANES))
+
+
+def _addresses(access: TileAccess) -> Number:
+    return access.times * access.tile.size * _ADDRESS / _LANES
+
+
+def _product(device: Device, p: Product, threads: Number) -> Number:
+    if max(p.itemsizes) >= 4:
+        operands = _OPERANDS * _exact_operands(p, threads) * threads
+        return p.times * (_BARRIERS + (p.batch * p.m * p.n * p.k / _EXACT + operands) / _LANES)
+    m, n, k = (np.maximum(size, _SMALLEST) for size in (p.m, p.n, p.k))
+    from_registers = 1.0 if device.matrix_unit in ("mma", "mfma") else np.where(m < _WIDE, _FROM_REGISTERS, 1.0)
+    flops = device.flops / device.cores * _CYCLE * _NARROW * from_registers
+    return p.times * (_ISSUED + p.batch * 2 * m * n * k / flops)
+
+
+def _warps(tiling: Tiling) -> Number:
+    """The warps of a program without launch options, as `lower.triton` chooses them."""
+    if tiling.products:
+        return np.where(greatest(p.batch * p.m * p.n for p in tiling.products) >= 128 * 128, 8, 4)
+    return np.clip(2 ** np.ceil(np.log2(_largest(tiling) / 512)), 1, 8)
+
+
+def _largest(tiling: Tiling) -> Number:
+    """Lanes of the largest tile, at least 1."""
+    return greatest(x.tile.size for x in (*tiling.ops, *tiling.accesses)) + 0 * tiling.programs
+
+
+def _registers(tiling: Tiling, threads: Number) -> Number:
+    """Registers that a thread needs. In products of float32 it holds all rows and columns that its results need."""
+    of_products = greatest(_exact_operands(p, threads) / _IN_TURNS for p in tiling.products)
+    lanes = tiling.held.bytes_of_registers / 4
+    if not tiling.products:  # whose operands, the largest tiles, are in shared memory
+        lanes = np.maximum(lanes, _ONE_TILE * _largest(tiling))
+    return _OWN + lanes / threads + of_products
+
+
+def _exact_operands(p: Product, threads: Number) -> Number:
+    """Elements of the operands of a product of float32 that a thread needs; 0 for other products."""
+    return 2 * p.k * np.sqrt(p.batch * p.m * p.n / threads) if max(p.itemsizes) >= 4 else 0
+
+
+def _operands(tiling: Tiling) -> Number:
+    """Bytes of shared memory that operands of products take: all at once, and what a loop loads for its next iteration."""
+    if not tiling.products:
+        return 0
+    grid = len(tiling.grid)
+    ahead = sum(access.tile.bytes for access in tiling.accesses if len(access.loops) > grid)
+    return ahead + sum(p.batch * p.k * (p.m * p.itemsizes[0] + p.n * p.itemsizes[1]) for p in tiling.products)
+
+
+def _moved(access: TileAccess) -> Number:
+    """Bytes of the sectors that all programs load or store."""
+    run = np.minimum(access.run, access.tile.size)
+    return access.times * np.ceil(access.tile.size / run) * np.ceil(run * access.itemsize / _SECTOR) * _SECTOR
+
+
+def _from_memory(tiling: Tiling) -> Number:
+    """Bytes that come from memory, not from the L2 cache: of an array all that programs access, or the array once."""
+    by_array = defaultdict[int, list[TileAccess]](list)
+    for access in tiling.accesses:
+        by_array[access.array].append(access)
+    return sum(np.minimum(sum(map(_moved, accesses)), accesses[0].array_bytes) for accesses in by_array.values())
