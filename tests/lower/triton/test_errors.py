@@ -180,6 +180,14 @@ def matmul(x, w, out, *, block_m: tk.Block = 128, block_n: tk.Block = 128, block
 SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
 
 
+def test_without_num_stages_fewer_iterations_are_in_flight_if_their_tiles_do_not_fit() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    with pytest.raises(ResourceError):
+        matmul.trace(SQUARE, SQUARE, block_k=256, num_stages=2).lower("cuda:sm_90").compile()
+    compiled = matmul.trace(SQUARE, SQUARE, block_k=256).lower("cuda:sm_90").compile()
+    assert 2 * 2 * 128 * 256 <= compiled.resources.shared_bytes <= 227 << 10
+
+
 @pytest.mark.parametrize("how", ["compiled", "jitted"])
 def test_too_much_shared_memory(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bill names the user's lines, and nothing is launched: the program is not even lowered."""

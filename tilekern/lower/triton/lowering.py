@@ -46,6 +46,7 @@ class TritonLowering:
         self.func, self.target = func, target
         self.chip = chip_of(target)
         self.program: Program = (build_gluon if target.emitter == "gluon" else build)(func, self.chip, launch)
+        self._stages_are_stated = "num_stages" in launch
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @property
@@ -73,8 +74,12 @@ class TritonLowering:
 
     @cached_property
     def _binary(self) -> Binary:
-        binary = compile_program(self.program, self.chip)
-        resources.check_fits(binary, self.program, self.chip)
+        """The compiled program. Loads of fewer iterations are in flight if their tiles need too much shared memory."""
+        program, binary = self.program, compile_program(self.program, self.chip)
+        while not self._stages_are_stated and program.num_stages > 1 and resources.lacks_shared(binary, self.chip):
+            program = replace(program, num_stages=program.num_stages // 2)
+            binary = compile_program(program, self.chip)
+        resources.check_fits(binary, program, self.chip)
         # Machine code is used as it is, and fails on other GPUs; without it, the driver compiles the PTX.
         return replace(binary, asm={**binary.asm, NVIDIA.code: b""}) if self.target.portable else binary
 

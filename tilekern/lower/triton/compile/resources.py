@@ -99,6 +99,11 @@ def check_launch_options(program: Program, chip: Chip) -> None:
             )
 
 
+def lacks_shared(binary: Binary, chip: Chip) -> bool:
+    """True if a program needs more shared memory than the chip has."""
+    return binary.shared_bytes > chip.shared_bytes
+
+
 def check_fits(binary: Binary, program: Program, chip: Chip) -> None:
     """Refuse a program that exceeds the limits of the chip.
 
@@ -110,7 +115,7 @@ def check_fits(binary: Binary, program: Program, chip: Chip) -> None:
         raise _too_much(name, chip, "threads", threads, MAX_THREADS, loc, f"lower num_warps={program.num_warps}")
     if columns > TENSOR_COLUMNS:
         raise _too_much(name, chip, "columns of tensor memory", columns, TENSOR_COLUMNS, loc, "make the blocks smaller")
-    if binary.shared_bytes > chip.shared_bytes:
+    if lacks_shared(binary, chip):
         users = sorted(allocations(binary.text("ttgir")), key=lambda user: -user.nbytes)
         bill = [*(_item(user, program) for user in users[:_BILLED]), _unlisted(users, binary.shared_bytes)]
         loc = program.lines.get(users[0].line, loc) if users else loc
