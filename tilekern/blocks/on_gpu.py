@@ -105,7 +105,7 @@ def _exact_operands(p: Product, threads: Number) -> Number:
 
 
 def _operands(tiling: Tiling) -> Number:
-    """Bytes of shared memory that operands of products take: all at once, and what a loop loads for its next iteration."""
+    """Bytes of shared memory: operands of all products, and the tiles that a loop loads one iteration ahead."""
     if not tiling.products:
         return 0
     grid = len(tiling.grid)

@@ -35,7 +35,7 @@ def seconds(device: Device, tiling: Tiling) -> Number:
     # The pipeline fetches a block while the last one is used: both are in memory.
     resident = 2 * sum(_resident_bytes(w, tiling) for w in windows) + held <= device.fast_memory
     excess = (2 * sum(map(_block_bytes, windows)) + held) / device.fast_memory
-    steps: Number = np.where(resident, tiling.programs, np.maximum(tiling.programs, tiling.iterations))
+    steps = np.maximum(tiling.programs, tiling.iterations * np.logical_not(resident))
     by_program = sum(_fetched_bytes(w, tiling) for w in windows)
     by_iteration = sum(_block_bytes(w) * w.times for w in windows)
     fetch = np.where(resident, by_program, by_iteration) / device.bandwidth

@@ -178,13 +178,14 @@ def matmul(x, w, out, *, block_m: tk.Block = 128, block_n: tk.Block = 128, block
 
 
 SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+BLOCKS = {"block_m": 128, "block_n": 128, "block_k": 256}
 
 
 def test_without_num_stages_fewer_iterations_are_in_flight_if_their_tiles_do_not_fit() -> None:
     pytest.importorskip("triton", reason="needs triton")
     with pytest.raises(ResourceError):
-        matmul.trace(SQUARE, SQUARE, block_k=256, num_stages=2).lower("cuda:sm_90").compile()
-    compiled = matmul.trace(SQUARE, SQUARE, block_k=256).lower("cuda:sm_90").compile()
+        matmul.trace(SQUARE, SQUARE, **BLOCKS, num_stages=2).lower("cuda:sm_90").compile()
+    compiled = matmul.trace(SQUARE, SQUARE, **BLOCKS).lower("cuda:sm_90").compile()
     assert 2 * 2 * 128 * 256 <= compiled.resources.shared_bytes <= 227 << 10
 
 
@@ -195,9 +196,9 @@ def test_too_much_shared_memory(how: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_machine, "compute_capability", lambda: 90)
     with pytest.raises(ResourceError, match="needs more bytes of shared memory than cuda:sm_90 allows") as caught:
         if how == "compiled":
-            matmul.trace(SQUARE, SQUARE, block_k=256, num_stages=4).lower("cuda:sm_90").compile()
+            matmul.trace(SQUARE, SQUARE, **BLOCKS, num_stages=4).lower("cuda:sm_90").compile()
         else:
-            jitted = jax.jit(lambda x, w: matmul(x, w, block_k=256, num_stages=4))
+            jitted = jax.jit(lambda x, w: matmul(x, w, **BLOCKS, num_stages=4))
             jitted.trace(SQUARE, SQUARE).lower(lowering_platforms=("cuda",))
     error = caught.value
     here = f"at {__file__}:{line_of(matmul)}"
