@@ -20,10 +20,10 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.chunk_loop import Arrays, Chunk, heads_of_program, over_chunks, over_chunks_of_stacks
 from tilekern.kernels.gated_delta_rule.halves import halves
 from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inverse
 from tilekern.kernels.gated_delta_rule.kernel import out_type
-from tilekern.kernels.gated_delta_rule.several import heads_of_program, over_stacks
 from tilekern.kernels.gated_delta_rule.several_by_channel import chunk_by_channel
 from tilekern.kernels.recurrences import bounded
 
@@ -45,24 +45,18 @@ def delta_rule_by_channel(
     heads: tk.Block = 1,
 ) -> None:
     """As `gated_delta_rule_forward`, for log_decay[B, T, H, K]; operands of products are in the dtype of the inputs."""
+    arrays = Arrays(query, key, value, initial_state, out, final_state)
     if heads > 1 and in_blocks(block_t):
-        chunk_of_heads = partial(chunk_by_channel, beta, log_decay, segment_ids)
-        blocks = {"block_t": block_t, "block_v": block_v, "heads": heads}
-        over_stacks(query, key, value, initial_state, out, final_state, chunk_of_heads, **blocks)
+        step_of_stack = partial(chunk_by_channel, beta, log_decay, segment_ids)
+        over_chunks_of_stacks(arrays, step_of_stack, block_t=block_t, block_v=block_v, heads=heads)
         return
-    groups, shared = query.shape[2], value.shape[2] // query.shape[2]
-    b = tk.parallel(value.shape[0])
-    g = tk.parallel(groups)
-    n = tk.parallel(shared)
-    j = tk.parallel(value.shape[3], block_v)
-    h = n if groups == 1 else g * shared + n
-    wide, narrow = tk.accumulator(value.dtype), value.dtype
+    wide, narrow = arrays.wide, value.dtype
     precision = "bf16x6" if narrow.itemsize == 2 else None
 
-    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
-        q, k, v = query[b, t, g].astype(wide), key[b, t, g].astype(wide), value[b, t, h, j]
-        rate = beta[b, t, h].astype(wide)[:, None]
-        decays = bounded(t, log_decay[b, t, h].astype(wide), segment_ids, b)
+    def step(chunk: Chunk, state: jax.Array) -> jax.Array:
+        q, k, v, t = chunk.query.astype(wide), chunk.key.astype(wide), chunk.value, chunk.t
+        rate = chunk.of_tokens(beta)[:, None]
+        decays = bounded(t, chunk.of_tokens(log_decay), segment_ids, chunk.b)
 
         def product_of_decays(tokens: jax.Array) -> jax.Array:
             """[C, K]: for each row of the mask tokens[C, C], exp of the sum of log decays over its tokens."""
@@ -83,11 +77,10 @@ def delta_rule_by_channel(
         inverse = unit_lower_inverse(rate * a, precision)
         added = tk.dot(inverse, rate * missing, precision=precision).astype(narrow)
         of_state = tk.dot((q * before).astype(narrow), start)
-        out[b, t, h, j] = tk.dot(scores.astype(narrow), added, of_state).astype(out.dtype)
+        chunk.store(tk.dot(scores.astype(narrow), added, of_state))
         return tk.dot((k * after).astype(narrow).T, added, state * whole[:, None])
 
-    start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
-    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+    over_chunks(arrays, step, block_t=block_t, block_v=block_v)
 
 
 @delta_rule_by_channel.schedule("cpu")

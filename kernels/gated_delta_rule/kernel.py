@@ -23,18 +23,22 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.chunk_loop import (
+    Arrays,
+    Chunk,
+    heads_of_program,
+    out_types,
+    over_chunks,
+    over_chunks_of_stacks,
+)
 from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inverse
-from tilekern.kernels.gated_delta_rule.several import chunk_by_head, heads_of_program, over_stacks
+from tilekern.kernels.gated_delta_rule.several import chunk_by_head
 from tilekern.kernels.recurrences import decays_of
 
 
-def out_type(
-    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
-) -> tuple[Any, Any]:
+def out_type(query: Any, key: Any, value: Any, *unused: Any) -> tuple[Any, Any]:
     """The types of the outputs, and of the last state, in float32 (float64 for float64)."""
-    batch, _, heads, width = value.shape
-    state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
-    return jax.ShapeDtypeStruct(value.shape, value.dtype), state
+    return out_types(query, value)
 
 
 @tk.kernel(out_type=out_type)
@@ -61,36 +65,29 @@ def gated_delta_rule_forward(
     `heads` heads of whole groups if `block_t` is a power of two of at least 8. With `sums_by_products`
     log decays of a single head are added by products.
     """
+    arrays = Arrays(query, key, value, initial_state, out, final_state)
     if heads > 1 and in_blocks(block_t):
-        chunk_of_heads = partial(chunk_by_head, beta, log_decay, segment_ids)
-        blocks = {"block_t": block_t, "block_v": block_v, "heads": heads}
-        over_stacks(query, key, value, initial_state, out, final_state, chunk_of_heads, **blocks)
+        step_of_stack = partial(chunk_by_head, beta, log_decay, segment_ids)
+        over_chunks_of_stacks(arrays, step_of_stack, block_t=block_t, block_v=block_v, heads=heads)
         return
-    groups, shared = query.shape[2], value.shape[2] // query.shape[2]
-    b = tk.parallel(value.shape[0])
-    g = tk.parallel(groups)
-    n = tk.parallel(shared)
-    j = tk.parallel(value.shape[3], block_v)
-    h = n if groups == 1 else g * shared + n
-    wide, narrow = tk.accumulator(value.dtype), value.dtype
+    wide, narrow = arrays.wide, value.dtype
     precision = "bf16x6" if narrow.itemsize == 2 else None
 
-    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
-        q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
-        rate = beta[b, t, h].astype(wide)[:, None]
-        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums_by_products)
+    def step(chunk: Chunk, state: jax.Array) -> jax.Array:
+        q, k, v, t = chunk.query, chunk.key, chunk.value, chunk.t
+        rate = chunk.of_tokens(beta)[:, None]
+        decays = decays_of(t, chunk.of_tokens(log_decay), segment_ids, chunk.b, by_products=sums_by_products)
         earlier = t.indices[:, None] > t.indices[None, :]
         a = jnp.where(earlier, rate * decays.between * tk.dot(k, k.T), 0)
         recalled = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
         added = tk.dot(unit_lower_inverse(a, precision), rate * (v.astype(wide) - recalled), precision=precision)
         before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
         scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
-        out[b, t, h, j] = tk.dot(scores, added.astype(narrow), before).astype(out.dtype)
+        chunk.store(tk.dot(scores, added.astype(narrow), before))
         stored = (added * decays.after[:, None]).astype(narrow)
         return tk.dot(k.T, stored, state * decays.whole)
 
-    start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
-    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+    over_chunks(arrays, step, block_t=block_t, block_v=block_v)
 
 
 @gated_delta_rule_forward.schedule("cpu")

@@ -8,29 +8,21 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.chunk_loop import StackChunk
 from tilekern.kernels.gated_delta_rule.halves import halves
 from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverses
-from tilekern.kernels.gated_delta_rule.several import Heads
 from tilekern.kernels.recurrences import bounded, columns_of, parts_of
 
 
 def chunk_by_channel(
-    beta: tk.Ref,
-    log_decay: tk.Ref,
-    segment_ids: tk.Ref | None,
-    of: Heads,
-    t: tk.Tile,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    states: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """A chunk of `delta_rule_by_channel`: (outputs [H, C, V], next states [H, K, V])."""
-    products, wide, size = of.products, v.dtype, v.shape[1]
-    q, k = of.repeated(q), of.repeated(k)
-    rates = beta[of.b, t, of.tile].astype(wide).T[:, None, :]
-    decays = jnp.swapaxes(log_decay[of.b, t, of.tile].astype(wide), 0, 1)
-    decays = bounded(t, decays, segment_ids, of.b, axis=1)
+    beta: tk.Ref, log_decay: tk.Ref, segment_ids: tk.Ref | None, chunk: StackChunk, states: jax.Array
+) -> jax.Array:
+    """A step of `delta_rule_by_channel` for a stack: states [H, K, V] before a chunk -> states after the chunk."""
+    (q, k, v), t = chunk.stacks(), chunk.t
+    products, size = chunk.products, v.shape[1]
+    q, k = chunk.repeated(q), chunk.repeated(k)
+    rates = chunk.of_tokens(beta)[:, None, :]
+    decays = bounded(t, chunk.of_tokens(log_decay), segment_ids, chunk.b, axis=1)
     row, column = t.indices[:, None] - t.start, t.indices[None, :] - t.start
     levels = list(halves(row, column, size))
     before, after, *factors = _products_of_decays(decays, [column <= row, column > row, *(m for _, m in levels)])
@@ -44,10 +36,12 @@ def chunk_by_channel(
         a, scores = (jnp.where(pairs, x, y) for x, y in ((rows[:, :size], a), (rows[:, size:], scores)))
 
     of_states = products(jnp.concatenate([k * before, q * before], axis=1), states)
-    added = products(unit_lower_inverses(a * rates, of.narrow), v - of_states[:, :size])
+    added = products(unit_lower_inverses(a * rates, chunk.is_narrow), v - of_states[:, :size])
     outputs = of_states[:, size:] + products(scores * rates, added)
     weighted = jnp.swapaxes(k * after, 1, 2) * rates
-    return outputs, products(weighted, added) + states * columns_of(whole.T, v.shape[2])
+    following = products(weighted, added) + states * columns_of(whole.T, v.shape[2])
+    chunk.store(outputs)
+    return following
 
 
 def _products_of_decays(decays: jax.Array, tokens: list[jax.Array]) -> list[jax.Array]:

@@ -18,15 +18,12 @@ import jax
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
+from tilekern.kernels.chunk_loop import Arrays, Chunk, out_types, over_chunks
 from tilekern.kernels.recurrences import decays_of
 
 
-def _out_type(
-    query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any
-) -> tuple[Any, Any]:
-    batch, _, heads, width = value.shape
-    state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
-    return jax.ShapeDtypeStruct(value.shape, value.dtype), state
+def _out_type(query: Any, key: Any, value: Any, *unused: Any) -> tuple[Any, Any]:
+    return out_types(query, value)
 
 
 @tk.kernel(out_type=_out_type)
@@ -50,25 +47,20 @@ def linear_attention_forward(
     products are in the dtype of the inputs. `segment_ids` is [B, T]. With `sums_by_products`
     log decays are added by products.
     """
-    groups, shared = query.shape[2], value.shape[2] // query.shape[2]
-    b = tk.parallel(value.shape[0])
-    g = tk.parallel(groups)
-    n = tk.parallel(shared)
-    j = tk.parallel(value.shape[3], block_v)
-    h = n if groups == 1 else g * shared + n
-    wide, narrow = tk.accumulator(value.dtype), value.dtype
+    arrays = Arrays(query, key, value, initial_state, out, final_state)
+    wide, narrow = arrays.wide, value.dtype
 
-    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
-        q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
-        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums_by_products)
+    def step(chunk: Chunk, state: jax.Array) -> jax.Array:
+        q, k, v = chunk.query, chunk.key, chunk.value
+        of_tokens = chunk.of_tokens(log_decay)
+        decays = decays_of(chunk.t, of_tokens, segment_ids, chunk.b, by_products=sums_by_products)
         before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
         scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
-        out[b, t, h, j] = tk.dot(scores, v, before).astype(out.dtype)
+        chunk.store(tk.dot(scores, v, before))
         weighted = (v.astype(wide) * decays.after[:, None]).astype(narrow)
         return tk.dot(k.T, weighted, state * decays.whole)
 
-    start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
-    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+    over_chunks(arrays, step, block_t=block_t, block_v=block_v)
 
 
 @linear_attention_forward.schedule("cpu")
