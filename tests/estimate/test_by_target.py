@@ -5,6 +5,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ import tilekern as tk
 from tests.estimate.kernels import counted, product, row_sums, types
 from tilekern.errors import EstimateError
 from tilekern.estimate import Estimate, estimate
+from tilekern.lower.backend import Backend, Target
+from tilekern.lower.target import BACKENDS
 
 needs_llvm = pytest.mark.skipif(find_spec("llvmlite") is None, reason="needs llvmlite")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
@@ -114,13 +117,38 @@ def test_the_portable_backend_has_no_model() -> None:
         lowered(product, "cpu:xla", (64, 64), (64, 256)).estimate()
 
 
-def test_a_backend_of_another_package_has_no_model() -> None:
-    class OtherLowering:
-        pass
+OTHER = Target("cpu:other", "cpu", "other")
 
+
+def never(*unused: Any) -> Any:
+    raise AssertionError("nothing is lowered here")
+
+
+class OtherLowering:
+    """A program of another package's backend."""
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+
+
+def test_a_backend_of_another_package_has_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "other", Backend("other", (OTHER,), lower=never))
     with pytest.raises(EstimateError, match="no model of programs of this backend") as caught:
-        estimate(OtherLowering(), [], {})  # pyright: ignore[reportArgumentType]
+        estimate(OtherLowering(None), OTHER, [], {})  # pyright: ignore[reportArgumentType]
     assert "OtherLowering" in str(caught.value)
+
+
+@needs_llvm
+def test_a_backend_of_another_package_declares_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = lowered(product, "cpu:xla", (64, 64), (64, 256))
+    forecast = of_product("cpu:llvm", 64, 64)
+    module = ModuleType("model_of_other")
+    module.estimate = lambda lowering, values: (lowering, values, forecast)[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    record = Backend("other", (OTHER,), lower=never, estimator=module.__name__)
+    monkeypatch.setitem(BACKENDS, "other", record)
+    known = [None for _ in program.ir.inputs]
+    assert estimate(OtherLowering(program.ir), OTHER, known, {}) is forecast  # pyright: ignore[reportArgumentType]
 
 
 def test_nothing_of_estimates_is_imported_with_tilekern() -> None:

@@ -291,7 +291,7 @@ class Lowered:
         """
         from tilekern.estimate import estimate
 
-        return estimate(self._lowered, self._values(), extents)
+        return estimate(self._lowered, self._served, self._values(), extents)
 
     @checked
     def explain(self, budget: float = 10.0, **extents: Any) -> Explanation:
@@ -316,7 +316,7 @@ class Lowered:
             sizes = {name: size for name, size in tuning.settings(served).items() if type(size) is int}
             if sizes:
                 variants = Variants(sizes, lambda changes: tuning.varied(changes, None).lowered(served))
-        return explain(self._lowered, self._values(), extents, variants, budget)
+        return explain(self._lowered, self._served, self._values(), extents, variants, budget)
 
     def _values(self) -> list[Any]:
         """For each input of the program the array if the body closes over it, else None."""

@@ -246,6 +246,9 @@ class Backend:
       install: the command that installs what it needs.
       process_bound: why its code runs in this process only, so that it cannot be exported; "" if it can be.
       custom_call: the name of the custom call that exported programs hold, for which `jax.export` asks consent.
+      estimator: the name of a module with `estimate(lowering, values)`, which returns the `Estimate` of a program;
+        `values` are arrays by their param of `lowering.func`, where they are known. It is imported for an estimate, for
+        models stand in a layer above. "" if there is no model.
       fuzz: the modes of the fuzzer; by default the plain programs on the representative target.
     """
 
@@ -268,6 +271,7 @@ class Backend:
     install: str = ""
     process_bound: str = ""
     custom_call: str = ""
+    estimator: str = ""
     fuzz: tuple[FuzzMode, ...] = ()
 
     @property

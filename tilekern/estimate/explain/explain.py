@@ -17,12 +17,14 @@ from tilekern.ir.core import Array, Value
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.target import Target
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.lowering import TritonLowering
 
 
 def explain(
     lowering: Lowering,
+    target: Target,
     known: Sequence[Array | None],
     extents: Mapping[str, object],
     variants: Variants | None = None,
@@ -32,6 +34,7 @@ def explain(
 
     Args:
       lowering: the lowered kernel.
+      target: the target that it is lowered for.
       known: for each input of its Func the array, None where its values are not known.
       extents: by the name of an input its values, or the number that all of its elements have.
       variants: the kernel with other blocks and launch options; None for a kernel without any.
@@ -42,22 +45,24 @@ def explain(
       EstimateError: it is lowered to the portable backend, whose program is XLA's to explain.
     """
     if not isinstance(lowering, TritonLowering | MosaicLowering | LlvmLowering):
-        raise by_target.no_model(lowering)
+        raise by_target.no_model(lowering, target)
     func = lowering.func
     values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
     try:
         check_given(func, values)
-        reason, (forecast, shares, shares_of) = "", _estimate(lowering, values)
+        reason, (forecast, shares, shares_of) = "", _estimate(lowering, target, values)
     except EstimateError as error:
         forecast, reason, shares, shares_of = None, error.summary, dict[Place, float](), ""
     trials = Trials((), 0, {})
     if forecast is not None and variants is not None and budget > 0:
-        trials = try_changes(variants, forecast, lambda variant: by_target.estimate(variant, known, extents), budget)
+        trials = try_changes(
+            variants, forecast, lambda variant: by_target.estimate(variant, target, known, extents), budget
+        )
     said = _merged(accesses(func, masks=not isinstance(lowering, TritonLowering)), _became(lowering))
     places = ordered([*said, *shares])
     return Explanation(
         func.name,
-        "cpu:llvm" if isinstance(lowering, LlvmLowering) else lowering.target.full_name,
+        target.full_name,
         forecast,
         reason,
         tuple(
@@ -99,7 +104,7 @@ def _merged(first: Words, second: Words) -> Words:
 
 
 def _estimate(
-    lowering: TritonLowering | MosaicLowering | LlvmLowering, values: Mapping[Value, Array]
+    lowering: TritonLowering | MosaicLowering | LlvmLowering, target: Target, values: Mapping[Value, Array]
 ) -> tuple[Estimate, Mapping[Place, float], str]:
     """The estimate, the amount of each line, and a sentence that names the amount."""
     match lowering:
@@ -110,7 +115,7 @@ def _estimate(
         case LlvmLowering():
             rates = on_cpu.rates(lowering)
     parts = work.shares_of_lines(lowering.func, values, rates)
-    return by_target.of_values(lowering, values), parts, work.SHARES_OF
+    return by_target.of_values(lowering, target, values), parts, work.SHARES_OF
 
 
 def _became(lowering: TritonLowering | MosaicLowering | LlvmLowering) -> Words:

@@ -60,6 +60,7 @@ BACKEND = Backend(
     package=_PACKAGE,
     install="pip install 'tilekern[cpu]'",
     process_bound="machine code of this process",
+    estimator="tilekern.estimate.on_cpu",
     fuzz=(
         FuzzMode("cpu:llvm"),
         FuzzMode("cpu:llvm without x64", "plain", narrow=True, x64=False),

@@ -101,6 +101,7 @@ BACKEND = Backend(
     package="triton",
     install="pip install 'tilekern[cuda]'",
     custom_call=CUSTOM_CALL,
+    estimator="tilekern.estimate.on_gpu",
     fuzz=(
         FuzzMode("cuda:sm_90 index vectors", "index vectors", lacks=_NO_ATOMIC),
         FuzzMode("cuda:sm_90 gluon", "products", batch=1, outputs=_simulated_gluon),
