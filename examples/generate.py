@@ -31,7 +31,6 @@ from tilekern.kernels.rope import reference as rope_reference
 from tilekern.kernels.swiglu import reference as swiglu_reference
 
 Array = jax.Array
-TRASH = 0  # the page where rows without a token write
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,6 @@ class Rows(NamedTuple):
 
     tokens: Any  # int32[T]
     positions: Any  # int32[T]
-    pages: Any  # int32[T], where the row's key and value are written
-    offsets: Any  # int32[T]
     lengths: Any  # int32[S], keys of a sequence with those of the step
     table: Any  # int32[S, P]
     starts: Any  # int32[S + 1]
@@ -93,10 +90,9 @@ def forward(
         heads = (matmul(normed, m).reshape(1, len(x), -1, config.head_dim) for m in (w.query, w.key, w.value))
         query, key, value = heads
         query, key = (rope(part, rows.positions[None])[0] for part in (query, key))
-        # The key of head g at 2 g, its value at 2 g + 1.
-        both = jnp.stack([key, value[0]], axis=2).reshape(len(x), -1, config.head_dim)
-        after[number] = pools[number].at[rows.pages, rows.offsets].set(both)
-        out = ragged_paged_attention(query, after[number], rows.lengths, rows.table, rows.starts)
+        tables = rows.lengths, rows.table, rows.starts
+        out, pages = ragged_paged_attention(query, pools[number], *tables, new_keys=key, new_values=value[0])
+        after[number] = pages.kv_pages
         x += matmul(out.reshape(len(x), -1), w.out)
         normed = rms_norm(x, w.hidden_norm)
         x += matmul(swiglu(matmul(normed, w.gate), matmul(normed, w.up)), w.down)
@@ -167,7 +163,7 @@ class Server:
         self._config, self._weights, self._settings = config, by_layer(config, weights), settings
         shape = (settings.pages, settings.page, 2 * config.kv_heads, config.head_dim)
         self._pools = tuple(jnp.zeros(shape, jnp.float32) for _ in range(config.layers))
-        self._free = [page for page in range(settings.pages) if page != TRASH]
+        self._free = list(range(settings.pages))
         self._slots: list[Text | None] = [None] * settings.slots
         self._guess, self._verify = steps(config, settings)
         self._key = jax.random.key(settings.seed)
@@ -182,8 +178,8 @@ class Server:
         settings, started = self._settings, time.perf_counter()
         texts = [Text(n, list(prompt), len(prompt) + settings.new) for n, prompt in enumerate(prompts)]
         for text in texts:
-            if not text.known or self._needs(text) >= settings.pages:
-                most = (settings.pages - 1) * settings.page - settings.new - settings.drafts
+            if not text.known or self._needs(text) > settings.pages:
+                most = settings.pages * settings.page - settings.new - settings.drafts
                 raise ValueError(f"expected a prompt of 1 to {most} tokens; prompt {text.number} has {len(text.known)}")
         waiting, result = deque(texts), Generated([], 0.0)
         with tqdm(total=settings.new * len(texts), unit="token", disable=not progress) as bar:
@@ -269,7 +265,7 @@ class Server:
     def _rows(self, spans: Sequence[Sequence[int]], count: int, ahead: int = 0) -> Rows:
         """The rows of each slot's tokens, which stand `ahead` behind those that are cached; `count` rows in all."""
         settings = self._settings
-        tokens, positions, pages, offsets = (np.zeros(count, np.int32) for _ in range(4))
+        tokens, positions = np.zeros(count, np.int32), np.zeros(count, np.int32)
         lengths, table = np.zeros(settings.slots, np.int32), np.zeros((settings.slots, settings.pages), np.int32)
         starts = np.concatenate([[0], np.cumsum([len(span) for span in spans])]).astype(np.int32)
         for slot, (text, span) in enumerate(zip(self._slots, spans, strict=True)):
@@ -278,11 +274,9 @@ class Server:
             part = slice(starts[slot], starts[slot + 1])
             places = text.cached + ahead + np.arange(len(span))
             tokens[part], positions[part] = span, places
-            pages[part] = np.asarray(text.pages)[places // settings.page]
-            offsets[part] = places % settings.page
             lengths[slot] = places[-1] + 1
             table[slot, : len(text.pages)] = text.pages
-        return Rows(tokens, positions, pages, offsets, lengths, table, starts)
+        return Rows(tokens, positions, lengths, table, starts)
 
 
 # --- the plain loop ---------------------------------------------------------------------------------------------------
@@ -371,7 +365,7 @@ def main() -> None:
     config = Config(given.layers, given.width, given.heads, given.kv_heads, given.hidden)
     longest = 128 + given.new + given.drafts
     settings = Settings(
-        pages=1 + given.slots * -(-longest // Settings.page),
+        pages=given.slots * -(-longest // Settings.page),
         new=given.new,
         slots=given.slots,
         drafts=given.drafts,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.layer_norm import layer_norm
     from tilekern.kernels.linear_attention import linear_attention, ssd
     from tilekern.kernels.matmul import fused_matmul, matmul, quantized_matmul, symmetric_matmul
-    from tilekern.kernels.paged_attention import paged_attention, ragged_paged_attention
+    from tilekern.kernels.paged_attention import copy_pages, paged_attention, ragged_paged_attention, write_pages
     from tilekern.kernels.quantized_array import QuantizedArray
     from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_contracting_dot, ragged_dot
     from tilekern.kernels.rg_lru import rg_lru
@@ -39,6 +39,7 @@ __all__ = [
     "adamw_step",
     "add_rms_norm",
     "causal_conv1d",
+    "copy_pages",
     "cross_entropy",
     "distillation",
     "flash_attention",
@@ -67,12 +68,14 @@ __all__ = [
     "swiglu",
     "symmetric_matmul",
     "verify_drafts",
+    "write_pages",
 ]
 
 # The folder of each function that has another name than its folder.
 _FOLDERS = {
     "QuantizedArray": "quantized_array",
     "add_rms_norm": "rms_norm",
+    "copy_pages": "paged_attention",
     "fused_matmul": "matmul",
     "fused_ragged_dot": "ragged_dot",
     "log_softmax": "softmax",
@@ -84,6 +87,7 @@ _FOLDERS = {
     "ssd": "linear_attention",
     "symmetric_matmul": "matmul",
     "verify_drafts": "sample",
+    "write_pages": "paged_attention",
 }
 
 

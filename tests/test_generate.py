@@ -47,13 +47,13 @@ def test_drawn_tokens_depend_on_the_seed() -> None:
 
 def test_a_sequence_waits_until_there_are_pages() -> None:
     """A pool for one long sequence at a time."""
-    server = Server(CONFIG, WEIGHTS, replace(SETTINGS, pages=7))
+    server = Server(CONFIG, WEIGHTS, replace(SETTINGS, pages=6))
     assert server.run(PROMPTS).tokens == plain(CONFIG, WEIGHTS, PROMPTS, SETTINGS.new).tokens
 
 
 @pytest.mark.parametrize("prompt", [[], [7] * 200])
 def test_prompts_that_do_not_fit(prompt: list[int]) -> None:
-    with pytest.raises(ValueError, match=f"expected a prompt of 1 to 108 tokens; prompt 0 has {len(prompt)}"):
+    with pytest.raises(ValueError, match=f"expected a prompt of 1 to 116 tokens; prompt 0 has {len(prompt)}"):
         Server(CONFIG, WEIGHTS, SETTINGS).run([prompt])
 
 

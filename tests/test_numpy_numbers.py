@@ -142,6 +142,11 @@ CALLS: dict[str, Call] = {
         {**PAGED, "num_seqs": 2, "return_logsumexp": True},
         differentiable=False,
     ),
+    "write_pages": Call(
+        (f(9, 4, 4, 8), f(3, 2, 8), f(3, 2, 8), *CACHED[2:]),
+        {"num_seqs": 2, "key_scale": 0.5, "value_scale": 2.0, "theta": 64.0, "interleaved": True},
+        differentiable=False,
+    ),
     "sample": Call(
         (f(4, 16), KEY),
         {

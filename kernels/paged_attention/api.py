@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
+from tilekern.errors import ArgumentError
 from tilekern.kernels.paged_attention import checks
+from tilekern.kernels.paged_attention.arguments import Pages
 from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
+from tilekern.kernels.paged_attention.pages import write_pages
 
 hide_frames(__file__)
 
@@ -24,6 +27,7 @@ def ragged_paged_attention(
     cu_q_lens: jax.Array,
     num_seqs: jax.Array | int | None = None,
     *,
+    new_keys: None = None,
     return_logsumexp: Literal[False] = False,
     **options: Any,
 ) -> jax.Array: ...
@@ -36,9 +40,22 @@ def ragged_paged_attention(
     cu_q_lens: jax.Array,
     num_seqs: jax.Array | int | None = None,
     *,
+    new_keys: None = None,
     return_logsumexp: Literal[True],
     **options: Any,
 ) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def ragged_paged_attention(
+    query: jax.Array,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    new_keys: jax.Array,
+    **options: Any,
+) -> tuple[Any, ...]: ...
 @takes_python_numbers
 def ragged_paged_attention(
     query: jax.Array,
@@ -54,17 +71,19 @@ def ragged_paged_attention(
     sinks: jax.Array | None = None,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    new_keys: jax.Array | None = None,
+    new_values: jax.Array | None = None,
     return_logsumexp: bool = False,
     target: str | None = None,
     **blocks: int | None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array | tuple[Any, ...]:
     """Causal softmax attention of the tokens of many sequences to a cache of keys and values in pages.
 
     The tokens of the sequences stand one after the other: prompts, chunks of prompts and single tokens that are decoded
     go into one call. Sequence s has the tokens cu_q_lens[s], ..., cu_q_lens[s + 1] - 1, its last ones, and kv_lens[s]
-    keys. The keys of the tokens count, and are in the cache already. Key n of the sequence is key n % page of page
-    page_indices[s, n // page]. A token attends to the keys up to its own. Scores and sums are in float32 (float64 for
-    float64). Source: PagedAttention, Kwon et al. 2023, https://arxiv.org/abs/2309.06180.
+    keys. The keys of the tokens count; they are in the cache already, or are `new_keys`. Key n of the sequence is key
+    n % page of page page_indices[s, n // page]. A token attends to the keys up to its own. Scores and sums are in
+    float32 (float64 for float64). Source: PagedAttention, Kwon et al. 2023, https://arxiv.org/abs/2309.06180.
 
     Args:
       query: [T, N, H], float32, bfloat16, float16 or float64.
@@ -84,6 +103,8 @@ def ragged_paged_attention(
       key_scale: what keys are multiplied by: a number, or floats of shape () for all, [K] for each head, or [pages,
         page, K] for each head of each key. None for 1.
       value_scale: the same for values.
+      new_keys: [T, K, H]: the keys of the tokens, which `write_pages` puts into the cache first.
+      new_values: [T, K, Hv], with `new_keys`.
       return_logsumexp: return (out, logsumexp), to merge parts of sequences.
       target: lower for this target's blocks, e.g. "cpu:xla".
       **blocks: `few`: sequences of up to so many tokens have programs of their own, one for each of `parts` parts of
@@ -92,7 +113,7 @@ def ragged_paged_attention(
     Returns:
       out[T, N, Hv] in the query's dtype; tokens of no sequence, and tokens without keys, are 0. With `return_logsumexp`
       also the logsumexp of a token's scores (natural logarithm), [T, N] in float32 (float64 for float64), -inf for such
-      tokens.
+      tokens. With `new_keys`, last, also the result of `write_pages`: the cache after the write, with its scales.
 
     Raises:
       tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
@@ -105,6 +126,11 @@ def ragged_paged_attention(
       >>> ragged_paged_attention(query, pages, lengths, table, jnp.array([0, 1, 6])).shape
       (6, 4, 32)
     """
+    pages = None
+    if new_keys is not None or new_values is not None:
+        tables = kv_lens, page_indices, cu_q_lens, num_seqs
+        pages = _written(kv_pages, new_keys, new_values, *tables, key_scale=key_scale, value_scale=value_scale)
+        kv_pages, key_scale, value_scale = pages
     cache = checks.cache("ragged_paged_attention", query, kv_pages)
     tables = checks.tables("ragged_paged_attention", query.shape[0], kv_lens, page_indices, cu_q_lens, num_seqs)
     settings = checks.settings("ragged_paged_attention", query.shape[2], scale, window, softcap)
@@ -123,9 +149,30 @@ def ragged_paged_attention(
             target=target,
             **blocks,
         )
-    return (out, logsumexp) if return_logsumexp else out
+    results = (out, *([logsumexp] if return_logsumexp else []), *([pages] if pages is not None else []))
+    return results if len(results) > 1 else out
 
 
+@overload
+def paged_attention(
+    query: jax.Array,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    *,
+    new_keys: None = None,
+    **options: Any,
+) -> jax.Array: ...
+@overload
+def paged_attention(
+    query: jax.Array,
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    *,
+    new_keys: jax.Array,
+    **options: Any,
+) -> tuple[jax.Array, Pages]: ...
 @takes_python_numbers
 def paged_attention(
     query: jax.Array,
@@ -139,9 +186,11 @@ def paged_attention(
     sinks: jax.Array | None = None,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    new_keys: jax.Array | None = None,
+    new_values: jax.Array | None = None,
     target: str | None = None,
     **blocks: int | None,
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, Pages]:
     """`ragged_paged_attention` of one token for each sequence: a step of decoding.
 
     Args:
@@ -155,12 +204,15 @@ def paged_attention(
       sinks: float [N], as in `ragged_paged_attention`.
       key_scale: what keys are multiplied by, as in `ragged_paged_attention`.
       value_scale: the same for values.
+      new_keys: [B, K, H]: the keys of the tokens, which `write_pages` puts into the cache first.
+      new_values: [B, K, Hv], with `new_keys`.
       target: lower for this target's blocks, e.g. "cpu:xla".
       **blocks: `parts`, into how many parts the keys of a sequence are split, for programs of their own, instead of the
         schedule's number; it does not change the result beyond rounding.
 
     Returns:
-      out[B, N, Hv] in the query's dtype; 0 for a sequence of length 0.
+      out[B, N, Hv] in the query's dtype; 0 for a sequence of length 0. With `new_keys` (out, pages): also the result of
+      `write_pages`, the cache after the write, with its scales.
 
     Raises:
       tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
@@ -172,10 +224,33 @@ def paged_attention(
       >>> paged_attention(query, (keys, values), jnp.array([30, 5]), jnp.array([[3, 7], [0, 0]])).shape
       (2, 4, 64)
     """
+    pages = None
+    if new_keys is not None or new_values is not None:
+        scales = {"key_scale": key_scale, "value_scale": value_scale}
+        pages = _written(kv_pages, new_keys, new_values, kv_lens, page_indices, **scales)
+        kv_pages, key_scale, value_scale = pages
     cache = checks.cache("paged_attention", query, kv_pages)
     tables = checks.tables("paged_attention", query.shape[0], kv_lens, page_indices)
     settings = checks.settings("paged_attention", query.shape[2], scale, window, softcap)
     terms = checks.terms("paged_attention", query, cache, key_scale, value_scale, sinks)
     if query.size == 0:
-        return jnp.zeros((*query.shape[:2], cache.width), query.dtype)
-    return decode_op(query, cache, tables, terms, settings=settings, target=target, **blocks)
+        out = jnp.zeros((*query.shape[:2], cache.width), query.dtype)
+    else:
+        out = decode_op(query, cache, tables, terms, settings=settings, target=target, **blocks)
+    return out if pages is None else (out, pages)
+
+
+def _written(kv_pages: Any, new_keys: Any, new_values: Any, *tables: Any, **scales: Any) -> Pages:
+    """The cache with new keys and values.
+
+    Raises:
+      ArgumentError: keys came without values, or values without keys.
+    """
+    if new_keys is None or new_values is None:
+        raise ArgumentError(
+            "new keys and new values come together",
+            expected="new_keys[T, K, H] and new_values[T, K, Hv], or neither",
+            got=f"new_keys = {describe(new_keys)}, new_values = {describe(new_values)}",
+            fix="leave both out if the cache has them already",
+        )
+    return write_pages(kv_pages, new_keys, new_values, *tables, **scales)

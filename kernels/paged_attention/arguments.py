@@ -30,6 +30,20 @@ class Cache(NamedTuple):
         return self.keys.shape[1]
 
 
+class Pages(NamedTuple):
+    """A cache after a write, in the form of the arguments of the public functions.
+
+    Attributes:
+      kv_pages: an array [pages, page, 2 K, H], or a pair of arrays.
+      key_scale: what keys are multiplied by: None, a number, or floats of shape (), [K] or [pages, page, K].
+      value_scale: the same for values.
+    """
+
+    kv_pages: Any
+    key_scale: Any = None
+    value_scale: Any = None
+
+
 class Tables(NamedTuple):
     """The place of each sequence's tokens and keys.
 

@@ -16,6 +16,7 @@ from tilekern.kernels.checks import (
     is_float,
     is_integer,
     refusal,
+    require,
     scale_of_scores,
     sinks_of_heads,
     softcap_of_scores,
@@ -28,15 +29,15 @@ QUANTIZED = ("int8", "float8_e4m3fn", "float8_e5m2")
 """The dtypes of caches beside that of the queries."""
 
 
-def cache(function: str, query: Any, kv_pages: Any) -> Cache:
-    """The cache, whose arrays fit query[T, N, H].
+def cache(function: str, query: Any, kv_pages: Any, name: str = "query") -> Cache:
+    """The cache, whose arrays fit query[T, N, H]; `name` is that of the argument.
 
     Raises:
       ArgumentError: shapes or dtypes do not fit.
     """
     pair = cast(Sequence[Any], kv_pages if isinstance(kv_pages, (tuple, list)) else (kv_pages, None))
     pages = Cache(*pair) if len(pair) == 2 else Cache(kv_pages, None)
-    named = {"query": query, "kv_pages": pages.keys} | ({} if pages.values is None else {"values": pages.values})
+    named = {name: query, "kv_pages": pages.keys} | ({} if pages.values is None else {"values": pages.values})
     check_sizes(function, named)
     fits = is_float(query) and query.ndim == 3 and (pages.values is not None or pages.keys is kv_pages)
     fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a) for a in pages if a is not None)
@@ -51,11 +52,45 @@ def cache(function: str, query: Any, kv_pages: Any) -> Cache:
         return pages
     raise ArgumentError(
         f"the arrays of {function} do not fit",
-        expected="query[T, N, H] of a float dtype, and kv_pages[pages, page, 2 K, H], or a pair of keys[pages, page, "
+        expected=f"{name}[T, N, H] of a float dtype, and kv_pages[pages, page, 2 K, H], or a pair of keys[pages, page, "
         f"K, H] and values[pages, page, K, Hv], of the query's dtype or {', '.join(QUANTIZED)}; K divides N",
-        got=", ".join(f"{name} = {describe(x)}" for name, x in named.items()),
-        fix="cast the query with .astype; one array has the keys of head g at 2 g, its values at 2 g + 1",
+        got=", ".join(f"{n} = {describe(x)}" for n, x in named.items()),
+        fix=f"cast {name} with .astype; one array has the keys of head g at 2 g, its values at 2 g + 1",
     )
+
+
+def written(function: str, new_keys: Any, new_values: Any, kv_pages: Any) -> Cache:
+    """The cache, whose arrays fit new_keys[T, K, H] and new_values[T, K, Hv].
+
+    Raises:
+      ArgumentError: shapes or dtypes do not fit.
+    """
+    pages = cache(function, new_keys, kv_pages, "new_keys")
+    shape = *new_keys.shape[:2], pages.width
+    require(
+        pages.heads == new_keys.shape[1] and is_float(new_values) and new_values.shape == shape
+        and new_values.dtype == new_keys.dtype,
+        function,
+        expected=f"new_keys[T, {pages.heads}, {pages.keys.shape[3]}] and new_values[T, {pages.heads}, {pages.width}] "
+        "of one float dtype, for the heads of kv_pages",
+        fix="one array has the keys of head g at 2 g, its values at 2 g + 1; cast with .astype",
+        new_keys=new_keys,
+        new_values=new_values,
+        kv_pages=pages.keys,
+    )  # fmt: skip
+    return pages
+
+
+def scale_of_written(function: str, name: str, scale: Any, pages: Cache) -> None:
+    """Check a scale of keys or values that are written.
+
+    Raises:
+      ArgumentError: it is of another shape or dtype, or each key has a scale in a cache of floats.
+    """
+    _scale(function, name, scale, pages)
+    if getattr(scale, "ndim", 0) == 3 and str(pages.keys.dtype) not in QUANTIZED:
+        expected = f"a scale for all or for each head, for kv_pages of {pages.keys.dtype}"
+        raise refusal(function, name, expected, scale, f"scales of each key need a cache of {', '.join(QUANTIZED)}")
 
 
 def tables(

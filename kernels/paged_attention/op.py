@@ -43,7 +43,7 @@ def paged_attention_op(
     tokens, heads, width = query.shape
     group = heads // cache.heads
     by_head = query.reshape(tokens, cache.heads, group, width).transpose(1, 0, 2, 3)
-    sequence, place = _sequences_of(tables, tokens)
+    sequence, place = sequences_of(tables, tokens)
     is_short = (sequence >= 0) & (tables.starts[sequence + 1] - tables.starts[sequence] <= few)
 
     rows = jnp.clip(tables.starts[:-1, None] + jnp.arange(few), 0, max(tokens - 1, 0))
@@ -79,7 +79,7 @@ def paged_attention_op(
     return out, of_both(1, -jnp.inf, tk.accumulator(query.dtype)) if return_logsumexp else None
 
 
-def _sequences_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:
+def sequences_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:
     """int32[T] twice: the sequence of each token, -1 for none, and the token's number in it."""
     ends = jnp.where(jnp.arange(tables.lengths.shape[0]) < tables.count[0], tables.starts[1:], tokens + 1)
     t = jnp.arange(tokens, dtype=jnp.int32)

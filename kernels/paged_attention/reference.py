@@ -9,6 +9,10 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.paged_attention.arguments import Pages
+from tilekern.kernels.quantization import LARGEST
+from tilekern.kernels.rope import reference as rope_reference
+
 
 def reference(
     query: jax.Array,
@@ -24,13 +28,27 @@ def reference(
     sinks: jax.Array | None = None,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    new_keys: jax.Array | None = None,
+    new_values: jax.Array | None = None,
     return_logsumexp: bool = False,
     dtype: Any = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array | tuple[Any, ...]:
     """The result of `ragged_paged_attention`, or without `cu_q_lens` of `paged_attention`, computed in `dtype`.
 
     `dtype` None stands for float32, or float64 for float64 queries. It takes the memory of all keys for each token.
     """
+    if new_keys is not None and new_values is not None:
+        tables = kv_lens, page_indices, cu_q_lens, num_seqs
+        pages = write_reference(kv_pages, new_keys, new_values, *tables, key_scale=key_scale, value_scale=value_scale)
+        terms: dict[str, Any] = {
+            "scale": scale,
+            "window": window,
+            "softcap": softcap,
+            "sinks": sinks,
+            **pages._asdict(),
+        }
+        out = reference(query, terms.pop("kv_pages"), *tables, **terms, return_logsumexp=return_logsumexp, dtype=dtype)
+        return (*out, pages) if return_logsumexp else (out, pages)
     wide = dtype or jnp.promote_types(query.dtype, jnp.float32)
     is_pair = isinstance(kv_pages, (tuple, list))
     pair: Any = kv_pages if is_pair else (kv_pages[:, :, ::2], kv_pages[:, :, 1::2])
@@ -66,3 +84,66 @@ def reference(
     weights = jnp.where(sequence[:, None, None] >= 0, weights, 0)
     out = jnp.einsum("tns,tsnh->tnh", weights[..., : number.size], gathered(values, value_scale)).astype(query.dtype)
     return (out, jnp.where(sequence[:, None] >= 0, logsumexp, -jnp.inf)) if return_logsumexp else out
+
+
+def write_reference(
+    kv_pages: jax.Array | tuple[jax.Array, jax.Array],
+    new_keys: jax.Array,
+    new_values: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array | None = None,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    key_scale: jax.Array | float | None = None,
+    value_scale: jax.Array | float | None = None,
+    theta: float | None = None,
+    frequencies: jax.Array | None = None,
+    interleaved: bool = False,
+    dtype: Any = None,
+) -> Pages:
+    """The result of `write_pages`: each place of the cache looks for its token, among all tokens.
+
+    It quantises in `dtype`; None stands for float32, or float64 for float64 keys.
+    """
+    wide = dtype or jnp.promote_types(new_keys.dtype, jnp.float32)
+    is_pair = isinstance(kv_pages, (tuple, list))
+    keys, values = cast(Sequence[jax.Array], kv_pages if is_pair else (kv_pages, kv_pages))
+    pages, page = keys.shape[:2]
+    tokens, sequences = new_keys.shape[0], kv_lens.shape[0]
+    kv_lens, page_indices = jnp.asarray(kv_lens), jnp.asarray(page_indices)
+    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
+    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
+    t = jnp.arange(tokens)[:, None]
+    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & (jnp.arange(sequences) < count)
+    s = of_sequence.argmax(axis=1)
+    position = jnp.arange(tokens) - starts[s + 1] + kv_lens[s]
+    exists = of_sequence.any(axis=1) & (position >= 0) & (position < page_indices.shape[1] * page)
+    if theta is not None or frequencies is not None:
+        rotation: dict[str, Any] = {"theta": theta or 10000.0, "frequencies": frequencies, "interleaved": interleaved}
+        new_keys = rope_reference(new_keys[None], jnp.maximum(position, 0)[None], **rotation)[0]
+    number = page_indices[s, jnp.clip(position // page, 0, page_indices.shape[1] - 1)]
+    here = (number == jnp.arange(pages)[:, None, None]) & (position % page == jnp.arange(page)[:, None]) & exists
+
+    def placed(pool: jax.Array, rows: jax.Array) -> jax.Array:
+        """The pool [pages, page, ...] with the rows [T, ...] of the tokens."""
+        is_written = here.any(axis=2).reshape(pages, page, *(1,) * (rows.ndim - 1))
+        return jnp.where(is_written, rows[here.argmax(axis=2)], pool)
+
+    def stored(new: jax.Array, scale: Any) -> tuple[jax.Array, Any]:
+        """New keys or values in the dtype of the cache, and the scales with theirs."""
+        largest = LARGEST.get(str(keys.dtype), jnp.inf)
+        factor, after = jnp.asarray(1.0 if scale is None else scale, wide), scale
+        if scale is not None and factor.ndim == 3:
+            of_tokens = (jnp.abs(new.astype(wide)).max(axis=2) / largest).astype(scale.dtype)
+            after = placed(scale, jnp.where(of_tokens < 2.0**-126, 1, of_tokens))
+            factor = jnp.where(of_tokens < 2.0**-126, 1, of_tokens).astype(wide)
+        scaled = new.astype(wide) / (factor[..., None] if factor.size > 1 else factor.reshape(()))
+        scaled = jnp.round(scaled) if keys.dtype == jnp.int8 else scaled
+        return jnp.clip(scaled, -largest, largest).astype(keys.dtype), after
+
+    (of_keys, key_scale), (of_values, value_scale) = stored(new_keys, key_scale), stored(new_values, value_scale)
+    if is_pair:
+        return Pages((placed(keys, of_keys), placed(values, of_values)), key_scale, value_scale)
+    both = jnp.stack([of_keys, of_values], axis=2).reshape(tokens, -1, of_keys.shape[2])
+    return Pages(placed(keys, both), key_scale, value_scale)
