@@ -36,7 +36,7 @@ from tilekern.kernel.signature import Signature
 from tilekern.kernel.tuned import Key
 from tilekern.kernel.vmapped_rules import stacked, vmapped_jvp, vmapped_transpose
 from tilekern.lower.lowering import Lowering, lower, specialized
-from tilekern.lower.target import DEFAULT, Target
+from tilekern.lower.target import DEFAULT, Target, backend_of
 from tilekern.passes.batch import batch, places
 
 
@@ -58,6 +58,11 @@ class Version:
         """The inputs of `func` for the operands of a call."""
         arrays = (*operands, *self.constants)
         return [arrays[number] for number in self.reads]
+
+    @property
+    def only_read(self) -> list[int]:
+        """The numbers of the inputs of `func` that no output replaces."""
+        return [number for number, param in enumerate(self.func.inputs) if param not in self.func.outputs]
 
 
 class Derivatives(NamedTuple):
@@ -184,9 +189,10 @@ class Instance(Callee):
         by_name = self.asked is not None and self.asked.fallback != "always"
         served, lowering = self.served(target) if by_name else self.lowered_or_portable(target)
         version = self.version(served)
+        in_place = version.only_read if backend_of(served).reads_four_bits else ()
 
         def program(*operands: jax.Array) -> Sequence[jax.Array]:
-            return unpacked(lowering.run(*packed(version.inputs(operands))), self.outputs)
+            return unpacked(lowering.run(*packed(version.inputs(operands), in_place)), self.outputs)
 
         program.__name__ = self.name
         return jax.jit(program), lowering.partitioning

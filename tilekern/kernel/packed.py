@@ -1,8 +1,12 @@
-"""Arrays of 4-bit numbers as programs take and return them: bytes of two numbers each."""
+"""Arrays of 4-bit numbers as programs take and return them: bytes of two numbers each.
+
+On CPUs, XLA holds two neighbours in a byte, too, the first number in the low half, across the ends of rows. So an array
+whose rows are whole bytes lies there as `packed` returns it, and native code reads it without a copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +16,19 @@ import numpy as np
 from tilekern.ir.types import FOUR_BITS, packed_type
 
 
-def packed(operands: Sequence[Any]) -> list[Any]:
+def packed(operands: Sequence[Any], in_place: Collection[int] = ()) -> list[Any]:
     """Arrays as a program takes them: 4-bit arrays as bytes of two numbers along the last dim, all others as they are.
 
-    XLA, too, holds two 4-bit numbers in a byte, so copies are as small.
+    Args:
+      operands: the arrays.
+      in_place: numbers of operands that native code reads as XLA holds them on CPUs; of these, arrays whose rows are
+        whole bytes stay arrays of 4-bit numbers.
     """
-    return [_packed(x) if getattr(x, "dtype", None) in FOUR_BITS else x for x in operands]
+
+    def is_packed(number: int, x: Any) -> bool:
+        return getattr(x, "dtype", None) in FOUR_BITS and (number not in in_place or x.shape[-1] % 2 > 0)
+
+    return [_packed(x) if is_packed(number, x) else x for number, x in enumerate(operands)]
 
 
 def unpacked(results: Sequence[Any], types: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
