@@ -52,8 +52,10 @@ def scaled_ragged_dot_forward(
 
 
 def whole_bytes(blocks: dict[str, int], rhs: Any) -> dict[str, int]:
-    """The blocks of a schedule, rounded up to whole bytes for numbers of 4 bits."""
-    return {name: n + n % 2 for name, n in blocks.items()} if str(rhs.dtype) in FOUR_BITS else blocks
+    """The blocks of a schedule; for numbers of 4 bits those of the inner dim and of columns are whole bytes."""
+    if str(rhs.dtype) not in FOUR_BITS:
+        return blocks
+    return {name: n if name == "block_m" else n + n % 2 for name, n in blocks.items()}
 
 
 @scaled_ragged_dot_forward.schedule("cpu")

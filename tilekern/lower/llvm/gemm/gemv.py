@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from tilekern.ir.types import kind_of
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, tail_pieces
 from tilekern.lower.llvm.gemm.microkernel import accumulate
+from tilekern.lower.llvm.gemm.prefetch import Prefetcher
 from tilekern.lower.llvm.gemm.shapes import DotShape
 from tilekern.lower.llvm.ir_values import Reg
+from tilekern.lower.llvm.runtime.machine import Machine
 
 
 def emit(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
@@ -78,6 +80,7 @@ def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: boo
 def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Multiply by an operand whose columns are contiguous: several vectors of columns at once, in a loop over k."""
     code, lanes = e.code, e.code.module.machine.lanes
+    prefetcher = Prefetcher(e, shape.op.operands[1], ZERO, 1)
 
     def columns(first: Index, widths: list[tuple[int, int]]) -> None:
         sums = [(r, at, width) for r in range(shape.rows) for at, width in widths]
@@ -85,6 +88,7 @@ def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool)
         def body(k: Reg, *totals: Reg) -> list[Reg]:
             with e.scope():
                 index = index_of(k)
+                prefetcher.prefetch_row(shape.coords(1, batch, index, first), sum(width or 1 for _, width in widths))
                 left = [_element(e, shape, 0, batch, index, Index(const=r), 0) for r in range(shape.rows)]
                 right = {
                     at: _element(e, shape, 1, batch, index, _lanes(first, at, width), width) for at, width in widths
@@ -98,11 +102,12 @@ def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool)
         for x, (r, at, width) in zip(code.loop(0, shape.depth, 1, body, *zeros), sums, strict=True):
             _store_sum(e, shape, x, r, _lanes(first, at, width), out, adds)
 
-    step = calibration.ACCUMULATORS * lanes
+    vectors_at_once = max(1, _sums(e.code.module.machine) // shape.rows)
+    step = vectors_at_once * lanes
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), [(v * lanes, lanes) for v in range(calibration.ACCUMULATORS)])
+            columns(index_of(n), [(v * lanes, lanes) for v in range(vectors_at_once)])
 
     even = shape.columns // step * step
     code.loop(0, even, step, several)
@@ -111,6 +116,11 @@ def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool)
         widths = [*vectors, *tail_pieces(shape.columns, lanes)]
         if widths:
             columns(Index(), widths)
+
+
+def _sums(machine: Machine) -> int:
+    """Registers of sums. Many columns side by side are long pieces of each row, which the CPU prefetches."""
+    return machine.registers // 2
 
 
 def _lanes(first: Index, at: int, width: int) -> Index:

@@ -11,7 +11,7 @@ from math import prod
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.memory import Load
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import Index
+from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.ir_values import Reg
 
@@ -25,9 +25,16 @@ class Prefetcher:
     """
 
     def __init__(self, e: Elements, value: Value, part: Index, parts: int) -> None:
-        self._e, self._part, self._parts = e, part, parts
+        self._e, self._part, self._parts, self._shape = e, part, parts, value.tile.shape
         ops = (e.expressions.definition[v] for v in e.expressions.of(value.tile.shape, [value]).inner)
         self._loads = [op for op in ops if isinstance(op, Load) and _is_dense(op) and e.next_distance(op)]
+
+    def prefetch_row(self, coords: Coords, width: int) -> None:
+        """Prefetch `width` elements along the last dim, from some coordinates on, of loads of the whole value."""
+        for op in self._loads:
+            if op.result.tile.shape == self._shape:
+                for at in range(0, width, _LINE // op.ref.ref.dtype.itemsize):
+                    self._e.prefetch_next(op, (*coords[:-1], coords[-1].shifted(at)))
 
     def prefetch(self, part: Index, parts: int) -> None:
         """Prefetch part number `part` of `parts` into the second-level cache."""

@@ -15,6 +15,8 @@ from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.gemm.fours import BYTES
+from tilekern.lower.llvm.legalize.exact_casts import before_exact_cast
+from tilekern.lower.llvm.legalize.pairs import dot_of_pairs
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matrices, product
 
@@ -44,6 +46,8 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
     rows, columns = (prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
     if columns == 1 and rows > 1:
         return _turned(make, op, machine, rewriter)
+    if rows <= calibration.MAX_GEMV_ROWS and (of_pairs := dot_of_pairs(make, op, rewriter)):
+        return of_pairs
     dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows)
     moved = any(isinstance(rewriter.definition(x), Transpose) for x in op.operands)
     if is_of_matrices(op) and op.operands[0].tile.dtype == dtype and not moved:
@@ -76,4 +80,4 @@ def _matrix(make: Make, op: Dot, side: Side, dtype: DType, rewriter: Rewriter) -
         dims = batch, free, contracted
     batch, free, contracted = dims
     last = not free or (*batch, *contracted, *free) != tuple(range(len(x.tile.shape)))
-    return make.convert(as_matrix(make, x, dims, last), dtype), last
+    return make.convert(as_matrix(make, before_exact_cast(x, rewriter), dims, last), dtype), last
