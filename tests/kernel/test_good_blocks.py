@@ -14,11 +14,15 @@ import pytest
 
 import tilekern as tk
 from bench.plain_kernels import CASES, Case
+from tests import seeds
+from tests.lower.library import CASES as CASES_OF
+from tests.lower.library import NAMES, family
 from tilekern import testing
 from tilekern.blocks import fastest, good_blocks, model_of, tiling
 from tilekern.blocks.choose import Blocks
 from tilekern.ir.core import Func
 from tilekern.lower.target import resolve
+from tilekern.testing.programs.batches import sample
 
 needs_llvm = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite")
 S = jax.ShapeDtypeStruct
@@ -188,6 +192,21 @@ def test_choices_that_the_target_refuses_are_passed_over() -> None:
 
     sizes = good_blocks(trace, refuses, resolve("tpu:v6e"), {"block": 128}, ["block"], replaceable=True)
     assert sizes["block"] == refused[3] and len(set(refused)) == 4
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_every_program_takes_a_time(chunk: int) -> None:
+    with jax.enable_x64(True):
+        for seed in seeds.of_chunk(chunk, 75):
+            func = sample(seed)[0].func
+            least = 0 if 0 in func.grid else 1e-9  # seconds; without programs there may be none
+            assert all(least <= seconds(func, target) < math.inf for target in TARGETS), f"sample({seed})"
+
+
+def test_kernels_of_the_library_take_a_time_on_every_target() -> None:
+    for name in NAMES:
+        func = family(name, CASES_OF[name][0].name, "float32").func()
+        assert all(0 < seconds(func, target) < math.inf for target in TARGETS), name
 
 
 def test_ops_with_several_results_count() -> None:

@@ -30,6 +30,7 @@ _EXACT, _OPERANDS = 0.9, 1.0  # share of float32's peak of its products, and cyc
 _NARROW = 0.6  # share of the peak that other products reach
 _WIDE, _FROM_REGISTERS = 64, 0.63  # rows of a product from shared memory; share of the peak of products of fewer rows
 _START, _WAIT = 1800, 400  # cycles until a program runs, and until a load delivers
+_NOT_AHEAD = 1.75  # of products whose operands are not loaded one iteration ahead
 _ITERATION = 10  # cycles of an iteration of a fold that computes nothing
 _BARRIERS, _ISSUED = 800, 150  # cycles of a product that computes nothing: of float32, and of others
 _SPILLED = 40.0  # cycles that 128 lanes cost for which there are no registers
@@ -52,6 +53,7 @@ def seconds(device: Device, tiling: Tiling) -> Number:
     alone = alone + computed * np.maximum(1, _FEW_THREADS / threads)
     rounds = np.ceil(programs / (device.cores * resident))
     cycles = np.maximum(np.ceil(programs / device.cores) * np.maximum(computed, moved / _L2), rounds * alone)
+    cycles = cycles * np.where(_ahead(tiling) > device.fast_memory, _NOT_AHEAD, 1.0)
     excess = np.maximum(_operands(tiling) / device.fast_memory, _largest(tiling) / _LARGEST)
     time = np.maximum(cycles * _CYCLE, _from_memory(tiling) / device.bandwidth)
     return time * np.where(excess > 1, 1e3 * excess, 1.0)
@@ -105,12 +107,16 @@ def _exact_operands(p: Product, threads: Number) -> Number:
 
 
 def _operands(tiling: Tiling) -> Number:
-    """Bytes of shared memory: operands of all products, and the tiles that a loop loads one iteration ahead."""
+    """Bytes of shared memory that the operands of a product take: at least as many must fit."""
+    return greatest(p.batch * p.k * (p.m * p.itemsizes[0] + p.n * p.itemsizes[1]) for p in tiling.products)
+
+
+def _ahead(tiling: Tiling) -> Number:
+    """Bytes of shared memory that loops with products take to load tiles one iteration ahead."""
     if not tiling.products:
         return 0
     grid = len(tiling.grid)
-    ahead = sum(access.tile.bytes for access in tiling.accesses if len(access.loops) > grid)
-    return ahead + sum(p.batch * p.k * (p.m * p.itemsizes[0] + p.n * p.itemsizes[1]) for p in tiling.products)
+    return 2 * sum(access.tile.bytes for access in tiling.accesses if len(access.loops) > grid)
 
 
 def _moved(access: TileAccess) -> Number:
