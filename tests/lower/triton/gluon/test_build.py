@@ -33,8 +33,8 @@ from tests.lower.triton.running import assert_neat
 from tilekern.ir.core import Func
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
-from tilekern.lower.triton.gluon import plan
-from tilekern.lower.triton.gluon.plan import REGISTERS
+from tilekern.lower.triton.gluon import delays
+from tilekern.lower.triton.gluon.groups import REGISTERS
 from tilekern.lower.triton.gluon.rotation import rotations
 from tilekern.lower.triton.gluon.simulator.run import simulate
 
@@ -105,7 +105,7 @@ def test_rows_behind_a_length_would_leak() -> None:
 
 def test_one_of_two_sums_may_be_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The product of the other one is waited for in its own iteration, which Gluon's types demand."""
-    monkeypatch.setattr(plan, "rotations", lambda op: [r for r in rotations(op) if len(r.numbers) == 1])
+    monkeypatch.setattr(delays, "rotations", lambda op: [r for r in rotations(op) if len(r.numbers) == 1])
     func = gradient("key", 192)
     made = program(func)
     assert "slot_before" in made.text

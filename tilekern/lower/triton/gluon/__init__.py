@@ -1,7 +1,11 @@
 """Warp-specialised programs for Hopper, in Gluon, the lower language of Triton.
 
 groups        programs that share a thread block, and the loads that they share
-plan          rings of tiles in shared memory, barriers, products that are delayed; refusals
+refusals      the Funcs that this emitter does not take
+channels      the loads that share a ring of places in shared memory
+delays        products that are computed an iteration later, if registers suffice
+places        the stages of the rings, and the places of stored tiles
+plan          the decisions of these modules, in their order
 leading_rows  masks that keep the first rows of a tile
 rotation      loops whose last products are computed an iteration later
 layouts       layouts of tiles in registers

@@ -17,11 +17,13 @@ from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.emit.source_text import Writer, dtype_text
+from tilekern.lower.triton.gluon.channels import Widened, is_own
 from tilekern.lower.triton.gluon.clusters import cluster_of
 from tilekern.lower.triton.gluon.computer import Computer
+from tilekern.lower.triton.gluon.groups import REGISTERS, WARPS
 from tilekern.lower.triton.gluon.layouts import Layouts, vector_layout
 from tilekern.lower.triton.gluon.loader import Loader
-from tilekern.lower.triton.gluon.plan import REGISTERS, WARPS, Plan, Widened, is_own, plan_group
+from tilekern.lower.triton.gluon.plan import Plan, plan_group
 from tilekern.lower.triton.gluon.roles import WIDTH, Buffers
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.plan.tma import TmaCopy

@@ -30,8 +30,8 @@ from tilekern.lower.triton.emit.emit_triton import Scope
 from tilekern.lower.triton.emit.names import assigned
 from tilekern.lower.triton.emit.source_text import Expr
 from tilekern.lower.triton.gluon import layouts
+from tilekern.lower.triton.gluon.channels import Channel
 from tilekern.lower.triton.gluon.loads_first import loads_first
-from tilekern.lower.triton.gluon.plan import Channel
 from tilekern.lower.triton.gluon.products import Products
 from tilekern.lower.triton.gluon.roles import own_box
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded

@@ -22,6 +22,14 @@ from tilekern.lower.triton.calibration import UNBALANCED
 from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.lower.triton.plan.tma import TmaCopy
 
+WARPS = 4
+"""Warps of a warpgroup."""
+
+# Registers of a thread: of all threads when a program starts, of threads that compute, and of threads that load. A
+# multiprocessor has 65,536, and a warpgroup gets them in units of 8 for each of its threads (PTX ISA, `setmaxnreg`).
+REGISTERS = {1: (248, 248, 40), 2: (168, 240, 24), 3: (128, 160, 32)}
+"""For each number of warpgroups that compute."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -154,3 +162,8 @@ def _waste(func: Func, group: Group) -> int:
     """The number of loops whose bounds differ between the programs of a group, so that some wait for others."""
     folds = [op for op in func.walk() if isinstance(op, Fold)]
     return sum(not group.varying.isdisjoint((fold.start, fold.stop)) for fold in folds)
+
+
+def folds_of(block: Block) -> list[Fold]:
+    """All loops of a block, inner loops included."""
+    return [op for op in block.walk() if isinstance(op, Fold)]

@@ -9,7 +9,7 @@ from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op
 from tilekern.ir.memory import Load
-from tilekern.lower.triton.gluon.plan import Channel, is_own, visible
+from tilekern.lower.triton.gluon.channels import Channel, is_own, visible
 from tilekern.lower.triton.gluon.roles import Role
 
 

@@ -13,8 +13,9 @@ from tilekern.ir.memory import Load
 from tilekern.ir.shape import Broadcast, Transpose
 from tilekern.lower.triton.emit.source_text import Expr, dtype_text, shape_text
 from tilekern.lower.triton.gluon import layouts
+from tilekern.lower.triton.gluon.channels import Channel, is_own
+from tilekern.lower.triton.gluon.groups import WARPS
 from tilekern.lower.triton.gluon.layouts import Layouts
-from tilekern.lower.triton.gluon.plan import WARPS, Channel, is_own
 from tilekern.lower.triton.gluon.roles import Role, own_box
 from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.source import Loc

@@ -15,8 +15,9 @@ from tilekern.lower.triton.emit.emit_triton import Emitter, Scope
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr
+from tilekern.lower.triton.gluon.channels import Channel, is_own, visible
 from tilekern.lower.triton.gluon.layouts import vector_layout
-from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own, visible
+from tilekern.lower.triton.gluon.plan import Plan
 
 WIDTH = "BLOCKS"
 """The name of the number of thread blocks, a constant of the text: divisions by it are by a known number."""
