@@ -29,21 +29,22 @@ def before_exact_cast(x: Value, rewriter: Rewriter) -> Value:
     return op.operands[0] if _significant_bits(op.operands[0], rewriter) <= _BITS[op.dtype] else x
 
 
-def _significant_bits(x: Value, rewriter: Rewriter) -> int:
+def _significant_bits(x: Value, rewriter: Rewriter, scaled: bool = False) -> int:
     """A bound of the binary digits from the first to the last that is not 0, of the numbers that x may have.
 
-    Numbers with few are integers of 8 bits at most, or such an integer divided or multiplied by a small power of two.
+    Numbers with few are integers of 8 bits at most, or such an integer divided or multiplied by a small power of two:
+    once, so that the power stays small. In an operand of such a product (`scaled`), no further product counts.
     """
     dtype, op = x.tile.dtype, rewriter.definition(x)
     bits = dtype.itemsize * 8 if kind_of(dtype) in ("signed", "unsigned") and dtype.itemsize == 1 else _UNKNOWN
     match op:
         case Convert() if kind_of(dtype) == "float" or kind_of(op.operands[0].tile.dtype) != "float":
-            bits = min(bits, _significant_bits(op.operands[0], rewriter))
+            bits = min(bits, _significant_bits(op.operands[0], rewriter, scaled))
         case Select():
-            bits = min(bits, max(_significant_bits(v, rewriter) for v in op.operands[1:]))
+            bits = min(bits, max(_significant_bits(v, rewriter, scaled) for v in op.operands[1:]))
         case Elementwise(function="neg") if kind_of(dtype) == "float":
-            bits = _significant_bits(op.operands[0], rewriter)
-        case Elementwise(function="and" | "mul"):
+            bits = _significant_bits(op.operands[0], rewriter, scaled)
+        case Elementwise(function="and" | "mul") if not (scaled and op.function == "mul"):
             bits = min(bits, *(_times(op, side, rewriter) for side in (0, 1)))
         case _:
             pass
@@ -59,4 +60,4 @@ def _times(op: Elementwise, side: int, rewriter: Rewriter) -> int:
         return int(splat).bit_length() if kind_of(op.result.tile.dtype) != "bool" and 0 <= splat < 256 else _UNKNOWN
     mantissa, exponent = math.frexp(float(splat)) if kind_of(op.result.tile.dtype) == "float" else (0.0, 0)
     power = abs(mantissa) == 0.5 and abs(exponent - 1) <= _LARGEST_POWER
-    return _significant_bits(op.operands[1 - side], rewriter) if power else _UNKNOWN
+    return _significant_bits(op.operands[1 - side], rewriter, scaled=True) if power else _UNKNOWN
