@@ -272,11 +272,6 @@ def has_symbols(shape: Sequence[Any]) -> bool:
     return any(jax.export.is_symbolic_dim(size) for size in shape)
 
 
-def any_symbols(tree: Any) -> bool:
-    """True if the size of an array in a pytree is a symbol of `jax.export`."""
-    return any(has_symbols(getattr(x, "shape", ())) for x in jax.tree.leaves(tree))
-
-
 # --- locations ------------------------------------------------------------------------------------------------------
 
 

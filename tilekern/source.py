@@ -99,6 +99,10 @@ def is_internal(file: str) -> bool:
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 
+def _is_hidden(file: str, prebuilt: bool) -> bool:
+    return is_internal(file) or (not prebuilt and any(file.startswith(d) for d in _kernels))
+
+
 def _is_generated(frame: FrameType) -> bool:
     """True for methods that `dataclass` writes for classes of this package."""
     return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("tilekern.")
@@ -132,10 +136,14 @@ def current() -> Loc:
     return _current.get() or of_stack()
 
 
-def of_stack() -> Loc:
-    """The place of the innermost stack frame that belongs to the user."""
+def of_stack(*, prebuilt: bool = True) -> Loc:
+    """The place of the innermost stack frame that belongs to the user.
+
+    Args:
+      prebuilt: True if frames of the package's own kernels are the user's.
+    """
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the one documented way to walk frames
-    while frame is not None and (is_internal(frame.f_code.co_filename) or _is_generated(frame)):
+    while frame is not None and (_is_hidden(frame.f_code.co_filename, prebuilt) or _is_generated(frame)):
         frame = frame.f_back
     return UNKNOWN if frame is None else of_code(frame.f_code, frame.f_lasti)
 

@@ -12,7 +12,6 @@ import jax
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_int32, as_rows, is_float, is_integer, lies_in, refusal, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
@@ -54,7 +53,6 @@ def cross_entropy(
     block_d: int | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
 @takes_python_numbers
-@maps_symbols(hidden=1, labels=0)
 def cross_entropy(
     hidden: jax.Array,
     weight: jax.Array,

@@ -16,7 +16,6 @@ from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.block_map import BlockMap
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.flash_attention.segments import ranges
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
@@ -76,18 +75,6 @@ def flash_attention(
     **options: Unpack[Options],
 ) -> tuple[jax.Array, jax.Array]: ...
 @takes_python_numbers
-@maps_symbols(
-    checks.place_in_batch,
-    query=3,
-    key=3,
-    value=3,
-    bias=3,
-    mask=3,
-    q_offset=0,
-    segment_ids=1,
-    q_lengths=0,
-    kv_lengths=0,
-)
 def flash_attention(
     query: jax.Array,
     key: jax.Array,

@@ -19,7 +19,6 @@ from tilekern.authoring import (
     PRECISIONS,
     at_line_of,
     carry_arrays,
-    check_sizes,
     describe,
     hide_frames,
     is_array,
@@ -28,7 +27,7 @@ from tilekern.authoring import (
     static_int,
 )
 from tilekern.errors import ArgumentError, TilekernError
-from tilekern.kernels.checks import as_int32, as_real, is_float, is_integer, narrowed, refusal
+from tilekern.kernels.checks import as_int32, is_float, is_integer, narrowed, refusal
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import (
     CarriedReadError,
@@ -70,7 +69,6 @@ class Sizes:
 def arrays(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     """The leading dims *B of query, key and value, after a check that the three shapes and dtypes fit."""
     named = {"query": query, "key": key, "value": value}
-    check_sizes("flash_attention", named)
     shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in named.values()]
     fits = len(shapes[0]) >= 3 and len(shapes[0]) == len(shapes[1]) == len(shapes[2])
     if fits:
@@ -306,13 +304,6 @@ def key_data(key: Any) -> jax.Array:
     raise _refusal("dropout_key", "a threefry key of jax.random, or its data, uint32[2]", key, fix)
 
 
-def place_in_batch(arguments: Mapping[str, Any]) -> str | None:
-    """The name of an argument that depends on the place b of an element in the batch; None if none does."""
-    named = next((name for name in ("mask_mod", "score_mod", "block_map") if arguments[name] is not None), None)
-    drops = not arguments["dropout_broadcast"] and as_real(arguments["dropout_rate"]) != 0
-    return named or ("dropout_rate" if drops else None)
-
-
 def precision(argument: Any) -> tuple[str | None, str | None]:
     """The precisions of (query key, weights value)."""
     pair = cast(tuple[Any, ...], argument) if isinstance(argument, tuple) else (argument, argument)
@@ -385,7 +376,6 @@ def _mod(name: str, function: Any, sizes: Sizes, wide: Any = None) -> Any:
         )
     mod: Any = function if isinstance(function, jax.tree_util.Partial) else jax.tree_util.Partial(function)
     mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
-    check_sizes("flash_attention", {f"array {k} of {name}": x for k, x in enumerate(carried_by(mod))})
     extents = {"b": sizes.flat, "n": sizes.heads, "i": sizes.queries, "j": sizes.keys}
     _check_arity(name, mod)
     try:

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.layer_norm.kernel import layer_norm_forward
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
 
 @takes_python_numbers
-@maps_symbols(x=1)
 def layer_norm(
     x: jax.Array,
     weight: jax.Array | None = None,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import check_sizes, describe, hide_frames, takes_python_numbers
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_rows, is_float
 from tilekern.kernels.conventions import Launch, check_launch, renamed
@@ -111,7 +111,6 @@ def _product_shape(
       ArgumentError: the arrays do not fit.
     """
     named = {f"operand {n}": o for n, o in enumerate(operands)}
-    check_sizes("fused_matmul", {"lhs": lhs, "rhs": rhs} | named)
     fits = all(map(is_float, (lhs, rhs, *operands))) and lhs.dtype == rhs.dtype and min(lhs.ndim, rhs.ndim) >= 2
     fits = fits and lhs.shape[-2 if transpose_lhs else -1] == rhs.shape[-1 if transpose_rhs else -2]
     batch = broadcast(lhs.shape[:-2], rhs.shape[:-2]) if fits else None

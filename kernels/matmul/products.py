@@ -56,9 +56,11 @@ def checked_split(function: str, split_k: int | None) -> int | None:
 def splits(lhs: Any, rhs: Any, transpose_lhs: bool, transpose_rhs: bool, split_k: int | None) -> bool:
     """True if a target may split the sum of a product of matrices.
 
-    False for operands that a mesh divides by their types: only the kernel has a rule for such operands.
+    False for operands that a mesh divides by their types, and for sizes that are symbols: only the kernel has a rule
+    for such operands.
     """
-    if split_k == 1 or lhs.dtype != rhs.dtype or any(is_divided(a) for a in (lhs, rhs)):
+    has_symbols = any(jax.export.is_symbolic_dim(size) for size in (*lhs.shape, *rhs.shape))
+    if split_k == 1 or lhs.dtype != rhs.dtype or has_symbols or any(is_divided(a) for a in (lhs, rhs)):
         return False
     rows, inner = reversed(lhs.shape) if transpose_lhs else lhs.shape
     columns = rhs.shape[0 if transpose_rhs else 1]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
-from tilekern.authoring import check_sizes, describe, hide_frames
+from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import is_float
 from tilekern.kernels.matmul.batches import broadcast
@@ -50,7 +50,6 @@ def operand_of(name: str, x: Any, dtype: Any, block: Any, default: tuple[int | N
             got=f"{name}_dtype = {describe(dtype)}, {name}_block = {block!r}",
             fix=f"leave {name}_dtype out, or give {name} in floats",
         )
-    check_sizes("quantized_matmul", {name: x})
     if not is_float(x):
         raise ArgumentError(
             f"quantized_matmul cannot take this {name}",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import check_sizes, describe, hide_frames, takes_python_numbers
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.blocks import copies_well, depth, even, stages, tiled
 from tilekern.kernels.checks import as_real, is_float
@@ -58,7 +58,6 @@ def symmetric_matmul(
     """
     check_launch("symmetric_matmul", launch, without=("block_n",))
     arrays = {"x": x} if added is None else {"x": x, "added": added}
-    check_sizes("symmetric_matmul", arrays)
     fits = is_float(x) and x.ndim >= 2
     fits = fits and (added is None or (added.dtype == x.dtype and added.shape == (*x.shape[:-1], x.shape[-2])))
     if not fits:

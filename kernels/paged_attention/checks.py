@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import check_sizes, describe, hide_frames, static_int
+from tilekern.authoring import describe, hide_frames, static_int
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import (
     as_int32,
@@ -38,7 +38,6 @@ def cache(function: str, query: Any, kv_pages: Any, name: str = "query") -> Cach
     pair = cast(Sequence[Any], kv_pages if isinstance(kv_pages, (tuple, list)) else (kv_pages, None))
     pages = Cache(*pair) if len(pair) == 2 else Cache(kv_pages, None)
     named = {name: query, "kv_pages": pages.keys} | ({} if pages.values is None else {"values": pages.values})
-    check_sizes(function, named)
     fits = is_float(query) and query.ndim == 3 and (pages.values is not None or pages.keys is kv_pages)
     fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a) for a in pages if a is not None)
     fits = fits and pages.keys.shape[3] == query.shape[2] and pages.keys.shape[1] > 0
@@ -103,7 +102,6 @@ def tables(
     """
     named = {"kv_lens": kv_lens, "page_indices": page_indices}
     named |= {} if cu_q_lens is None else {"cu_q_lens": cu_q_lens}
-    check_sizes(function, named)
     fits = all(map(is_integer, named.values())) and kv_lens.ndim == 1 and page_indices.ndim == 2
     fits = fits and page_indices.shape[0] == kv_lens.shape[0]
     if fits:

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.rms_norm.kernel import add_rms_norm_forward, rms_norm_forward
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
 
 @takes_python_numbers
-@maps_symbols(x=1)
 def rms_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -75,7 +73,6 @@ def rms_norm(
 
 
 @takes_python_numbers
-@maps_symbols(x=1, residual=1)
 def add_rms_norm(
     x: jax.Array,
     residual: jax.Array,

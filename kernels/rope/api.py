@@ -14,13 +14,11 @@ from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_real, is_float, is_integer, narrowed, require
 from tilekern.kernels.rope.kernel import rope_forward
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
 
 @takes_python_numbers
-@maps_symbols(x=3, positions=1)
 def rope(
     x: jax.Array,
     positions: jax.Array | None = None,

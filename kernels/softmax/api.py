@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,19 +13,11 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.kernels.softmax.log import log_softmax_forward
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
 
-def inner_dims(arguments: Mapping[str, Any]) -> int:
-    """The dims from the axis on, if the axis is counted from the last; else all."""
-    x, axis = arguments["x"], arguments["axis"]
-    return -axis if type(axis) is int and axis < 0 else getattr(x, "ndim", 0)
-
-
 @takes_python_numbers
-@maps_symbols(x=inner_dims)
 def softmax(
     x: jax.Array,
     axis: int = -1,
@@ -60,7 +52,6 @@ def softmax(
 
 
 @takes_python_numbers
-@maps_symbols(x=inner_dims)
 def log_softmax(
     x: jax.Array,
     axis: int = -1,

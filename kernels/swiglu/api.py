@@ -9,13 +9,11 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_rows, is_float, require
 from tilekern.kernels.swiglu.kernel import swiglu_forward
 from tilekern.kernels.swiglu.reference import ACTIVATIONS
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
 
 @takes_python_numbers
-@maps_symbols(gate=1, up=1)
 def swiglu(
     gate: jax.Array,
     up: jax.Array,

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from tilekern import _jax, _meshes, source
+from tilekern.errors import ArgumentError
 from tilekern.ir.compute import PRECISIONS
 from tilekern.kernel.signature import LAUNCH as LAUNCH_OPTIONS
-from tilekern.kernel.signature import check_sizes
 from tilekern.kernel.statics import python_numbers
 from tilekern.lang.tiles import describe, static_int
 
@@ -22,7 +22,6 @@ __all__ = [
     "LAUNCH_OPTIONS",
     "PRECISIONS",
     "at_line_of",
-    "check_sizes",
     "describe",
     "hide_frames",
     "is_array",
@@ -49,7 +48,8 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     `tuple[int, int]`. With `softcap=np.float64(30)` the function computes as with `softcap=30.0`: a number of NumPy has
     a dtype, which JAX would give to tiles.
 
-    Any argument with the method `__jax_array__`, such as a variable of Flax or Keras, becomes its array.
+    Any argument with the method `__jax_array__`, such as a variable of Flax or Keras, becomes its array. The call
+    raises an `ArgumentError` if the function compares a size that is a symbol of `jax.export`, which no value decides.
 
     Example:
       >>> import numpy as np
@@ -74,9 +74,21 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
         for name, value in by_name.items():
             if name in numbers or (variadic and name not in names):
                 by_name[name] = python_numbers(value)
-        return function(*places, *arrays[len(positional) :], **by_name)
+        try:
+            return function(*places, *arrays[len(positional) :], **by_name)
+        except jax.errors.InconclusiveDimensionOperation as error:
+            raise _needs_sizes(function.__name__, error) from error
 
     return call
+
+
+def _needs_sizes(function: str, error: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"{function} needs arrays of known sizes",
+        expected="sizes that are known where the function decides by them",
+        got=str(error).partition("\n")[0],
+        fix=f"take jax.vmap of {function} over that dim, if its elements do not mix; or export it for each size",
+    )
 
 
 @contextmanager

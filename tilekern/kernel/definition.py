@@ -15,6 +15,7 @@ from tilekern.errors import ArgumentError, TargetError, TilekernError
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature, select
+from tilekern.kernel.symbols import with_sizes
 from tilekern.kernel.tuned import Tuned
 from tilekern.lang.tiles import describe
 from tilekern.lower.device import device_of
@@ -231,8 +232,12 @@ class TypedCall:
         return {**self.options.statics, **self.options.blocks}
 
     def stated_blocks(self, target: Target) -> dict[str, Tunable]:
-        """Blocks, choices and launch options on a target that somebody chose: the call's, else the schedule's."""
-        return self.definition.stated_blocks(target, self.arguments, self.options.statics, self.options.blocks)
+        """Blocks, choices and launch options on a target that somebody chose: the call's, else the schedule's.
+
+        A schedule sees a number in the place of a size that is a symbol.
+        """
+        arguments = jax.tree.map(with_sizes, self.arguments)
+        return self.definition.stated_blocks(target, arguments, self.options.statics, self.options.blocks)
 
     def blocks_for(self, target: Target) -> dict[str, Tunable]:
         """Blocks, choices and launch options on a target: the call's, else the schedule's, else the defaults."""

@@ -12,7 +12,7 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
-from tilekern.kernel import symbolic, tuned
+from tilekern.kernel import chunks, tuned
 from tilekern.kernel.definition import (
     RESIDUALS,
     Definition,
@@ -26,8 +26,9 @@ from tilekern.kernel.definition import (
 )
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.primitive import Callee
-from tilekern.kernel.signature import LAUNCH, Signature, check_argument, check_sizes, of_function
+from tilekern.kernel.signature import LAUNCH, Signature, check_argument, of_function
 from tilekern.kernel.statics import python_numbers, static_key
+from tilekern.kernel.symbols import check_sizes, has_symbols
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import DEFAULT, Target, resolve
@@ -205,7 +206,7 @@ class Declared:
             return self._functions[key]
 
         def run(*args: Any) -> Any:
-            if not self._takes_symbols and _jax.any_symbols(args):
+            if not self._takes_symbols and has_symbols(args):
                 return self._in_chunks(args, options)
             prepared = self._prepared(args, options)
             if not prepared.is_reusable and not self._captures_tracers:
@@ -240,7 +241,7 @@ class Declared:
                 fix="outputs are not passed; static arguments go by keyword",
             )
         arguments, first = jax.tree.unflatten(tree, types), target or likely_target(options.asked)
-        if _jax.any_symbols(types):
+        if has_symbols(types):
             if not self._takes_symbols:
                 check_sizes(self.signature.name, by_name)
             return self._prepare(arguments, options, first)  # symbols of two exports cannot be compared
@@ -259,7 +260,7 @@ class Declared:
     def _in_chunks(self, args: tuple[Any, ...], options: Options) -> Any:
         """The results of a call in which sizes are symbols of `jax.export`."""
         paths = [self.signature.leaf_name(path) for path, _ in _jax.flatten_with_path(args)[0]]
-        return symbolic.results_of(paths, args, lambda types: self._prepared(types, options))
+        return chunks.results_of(paths, args, lambda types: self._prepared(types, options))
 
     def _traced(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Prepared:
         """What a call with these arguments runs, which may be `jax.ShapeDtypeStruct`s: traced for stages.

@@ -12,14 +12,12 @@ from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.group_norm.api import group_norm as group_norm_of_kernel
 from tilekern.kernels.layer_norm.api import layer_norm as layer_norm_of_kernel
 from tilekern.kernels.rms_norm.api import rms_norm as rms_norm_of_kernel
-from tilekern.kernels.symbols import maps_symbols
 from tilekern.nn.promotion import promoted
 
 hide_frames(__file__)
 
 
 @takes_python_numbers
-@maps_symbols(x=1)
 def rms_norm(x: ArrayLike, scale: ArrayLike | None = None, *, epsilon: float = 1e-6, dtype: Any = None) -> jax.Array:
     """x / √(mean x² + epsilon) * scale over the last axis, as `flax.nnx.RMSNorm`, computed in float32 at least.
 
@@ -47,7 +45,6 @@ def rms_norm(x: ArrayLike, scale: ArrayLike | None = None, *, epsilon: float = 1
 
 
 @takes_python_numbers
-@maps_symbols(x=1)
 def layer_norm(
     x: ArrayLike,
     scale: ArrayLike | None = None,

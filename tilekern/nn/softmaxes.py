@@ -14,16 +14,13 @@ from jax.typing import ArrayLike
 from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import is_float, refusal, require
-from tilekern.kernels.softmax.api import inner_dims
 from tilekern.kernels.softmax.api import log_softmax as log_softmax_of_kernel
 from tilekern.kernels.softmax.api import softmax as softmax_of_kernel
-from tilekern.kernels.symbols import maps_symbols
 
 hide_frames(__file__)
 
 
 @takes_python_numbers
-@maps_symbols(x=inner_dims, where=inner_dims)
 def softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1, where: ArrayLike | None = None) -> jax.Array:
     """exp(x) / Σ exp(x) over axes, as `jax.nn.softmax`, computed in float32 (float64 for float64).
 
@@ -51,7 +48,6 @@ def softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1, where: ArrayLik
 
 
 @takes_python_numbers
-@maps_symbols(x=inner_dims, where=inner_dims)
 def log_softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1, where: ArrayLike | None = None) -> jax.Array:
     """x - ln Σ exp(x) over axes, as `jax.nn.log_softmax`, computed in float32 (float64 for float64).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,22 +11,11 @@ import numpy as np
 import pytest
 
 import tilekern as tk
+from tests.kernel.symbols import close, exported, symbol
 from tests.lang.checks import like_first, numbers, refused
-from tilekern import nn
 from tilekern.errors import ArgumentError, ConcreteValueError
-from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
-from tilekern.kernels.layer_norm import layer_norm
 from tilekern.kernels.matmul import matmul
-from tilekern.kernels.ragged_dot import ragged_dot
-from tilekern.kernels.rms_norm import add_rms_norm, rms_norm
-from tilekern.kernels.rope import rope
-from tilekern.kernels.softmax import softmax
-from tilekern.kernels.swiglu import swiglu
-from tilekern.nn import dot_product_attention
-from tilekern.testing import assert_close
-
-SCOPE = jax.export.SymbolicScope()
 
 
 @like_first
@@ -55,22 +43,6 @@ def op_of_sums(x):
 
 def matmul_by_ones(x: jax.Array) -> jax.Array:
     return matmul(x[None], jnp.ones((7, 3)))
-
-
-def symbol(*shape: Any, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    """A type in whose shape the strings, such as "b", are symbols."""
-    return jax.ShapeDtypeStruct(jax.export.symbolic_shape(", ".join(map(str, shape)), scope=SCOPE), dtype)
-
-
-def exported(function: Callable[..., Any], *types: Any, vjp_order: int = 0) -> Callable[..., Any]:
-    again = jax.export.deserialize(jax.export.export(jax.jit(function))(*types).serialize(vjp_order))
-    return jax.jit(again.call)
-
-
-def close(found: Any, static: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Assert that a result is that of a call of known sizes, but for rounding in sums over all elements of `arrays`."""
-    low = np.asarray(static)
-    assert_close(found, low.astype(np.float64), low, length=sum(x.size for x in arrays))
 
 
 # --- dims of independent elements -------------------------------------------------------------------------------------
@@ -134,7 +106,7 @@ def cases_of(shapes: Sequence[tuple[Any, ...]], sizes: Sequence[dict[str, int]] 
         yield [abs(numbers(*(eval(s, values) if isinstance(s, str) else s for s in shape))) + 1 for shape in shapes]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CALLS)
 def test_dims_of_independent_elements_may_be_symbols(name: str) -> None:
     function, shapes = CALLS[name]
@@ -144,7 +116,7 @@ def test_dims_of_independent_elements_may_be_symbols(name: str) -> None:
             close(result, expected, arrays)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", ["rows and a matrix", "columns of a matrix", "all dims", "an op"])
 def test_gradients_of_exported_functions(name: str) -> None:
     """JAX differentiates before it exports, or the exported program has a gradient of its own."""
@@ -335,101 +307,6 @@ def test_a_call_is_refused_in_every_program(refuse: Callable[[Any], Any]) -> Non
         refuse(symbol("b", 7))
 
 
-def library() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]]:
-    """Functions, types, and what is said of the first symbol that is no batch."""
-    n = jax.ShapeDtypeStruct
-    f = jnp.float32
-    length = symbol(2, "t", 2, 4)
-    rows = symbol("b", 8)
-    return {
-        "attention": (flash_attention, (length, length, length), "dim 1 is the symbol t"),
-        "nn": (dot_product_attention, (length, length, length), "dim 1 is the symbol t"),
-        "softmax of columns": (softmax, (symbol(8, "n"),), "dim 1 is the symbol n"),
-        "softmax of a batch": (partial(softmax, axis=0), (rows,), "dim 0 is the symbol b"),
-        "softmax of rows": (partial(softmax, axis=-2), (symbol(4, "b", 8),), "dim 1 is the symbol b"),
-        "norm": (rms_norm, (symbol("b", "c"), symbol("c")), "dim 1 is the symbol c"),
-        "matmul": (matmul, (rows, n((8, 4), f)), "float32[b, 8]"),
-        "ragged_dot": (ragged_dot, (rows, n((3, 8, 4), f), n((3,), jnp.int32)), "float32[b, 8]"),
-        "rope": (rope, (length, symbol(2, "t", dtype=jnp.int32)), "dim 1 is the symbol t"),
-        "cross_entropy": (cross_entropy, (n((3, 8), f), symbol(8, "v"), n((3,), jnp.int32)), "float32[8, v]"),
-    }
-
-
-@pytest.mark.parametrize("name", library())
-def test_library_functions_name_the_dim_that_they_refuse(name: str) -> None:
-    function, types, got = library()[name]
-    with pytest.raises(ArgumentError, match="needs arrays of known sizes") as raised:
-        jax.eval_shape(lambda *arrays: function(*arrays), *types)
-    assert raised.value.loc.file == __file__
-    assert "jax.vmap" in raised.value.fix and got in raised.value.got
-
-
-PLACES: dict[str, Any] = {
-    "mask_mod": lambda b, n, i, j: i >= j * b,
-    "score_mod": lambda s, b, n, i, j: s + b,
-    "dropout_rate": 0.5,
-}
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_attention_of_an_unknown_batch_cannot_depend_on_the_place_in_it(name: str) -> None:
-    """Under `jax.vmap` b would be 0 for all elements."""
-    heads, keywords = symbol("b", 8, 2, 4), {name: PLACES[name]}
-    with pytest.raises(ArgumentError, match="needs arrays of known sizes") as raised:
-        jax.eval_shape(lambda q: flash_attention(q, q, q, dropout_key=jax.random.key(0), **keywords), heads)
-    assert f"{name}, which depends on the place" in raised.value.expected
-
-
-# --- batches of library functions -------------------------------------------------------------------------------------
-
-ONES, MASK = np.full((8, 16), 1 / 8, np.float32), (np.arange(81) % 5 > 1).reshape(1, 1, 9, 9)
-SAME = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0), "dropout_broadcast": True}
-BATCHES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
-    "rms_norm": (lambda x: rms_norm(x, ONES[0, :8]), (("b", "t", 8),), ((3, 4, 8),)),
-    "add_rms_norm": (add_rms_norm, ((2, "b", 8),) * 2, ((2, 3, 8),) * 2),
-    "layer_norm": (layer_norm, (("b", 8),), ((3, 8),)),
-    "softmax": (partial(softmax, axis=-2), (("b", 4, 8),), ((3, 4, 8),)),
-    "nn.log_softmax": (lambda x: nn.log_softmax(x, where=x > -1), (("b", "t", 8),), ((3, 4, 8),)),
-    "nn.layer_norm": (lambda x: nn.layer_norm(x, ONES[0, :8]), (("b", 4, 8),), ((3, 4, 8),)),
-    "swiglu": (swiglu, (("b", 4, 8),) * 2, ((3, 4, 8),) * 2),
-    "rope": (lambda x: rope(x, jnp.arange(5)), (("b", 5, 2, 8),), ((3, 5, 2, 8),)),
-    "cross_entropy": (
-        lambda h, x: cross_entropy(h, ONES, x.astype(jnp.int32)[..., 0]),
-        (("b", 4, 8), ("b", 4, 1)),
-        ((3, 4, 8), (3, 4, 1)),
-    ),
-    "attention": (
-        lambda q, k: flash_attention(q, k, k, None, MASK, causal=True, **SAME),
-        (("b", 9, 4, 8), ("b", 9, 2, 8)),
-        ((3, 9, 4, 8), (3, 9, 2, 8)),
-    ),
-    "attention of lengths": (
-        lambda q, x: flash_attention(
-            q, q, q, kv_lengths=(x[:, 0] * 9).astype(jnp.int32), segment_ids=((x > 0) * 1, (x > 0) * 1)
-        ),
-        (("b", 9, 4, 8), ("b", 9)),
-        ((3, 9, 4, 8), (3, 9)),
-    ),
-    "nn": (
-        lambda q, m: dot_product_attention(q, q, q, mask=m > 0, is_causal=True),
-        (("b", 9, 4, 8), ("b", 1, 9, 9)),
-        ((3, 9, 4, 8), (3, 1, 9, 9)),
-    ),
-    "attention_fn": (lambda q: nn.attention_fn(q, q, q, mask=MASK), (("b", 9, 4, 8),), ((3, 9, 4, 8),)),
-}
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("name", BATCHES)
-def test_batches_of_unknown_size(name: str) -> None:
-    function, types, shapes = BATCHES[name]
-    random = np.random.default_rng(0)
-    arrays = [np.abs(random.standard_normal(s)).astype(np.float32) for s in shapes]
-    run = exported(function, *(symbol(*t) for t in types))
-    for found, expected in zip(*(jax.tree.leaves(f(*arrays)) for f in (run, function)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_an_array_of_unknown_size_that_a_body_closes_over_is_refused() -> None:
     def closing(y: Any) -> Any:
         @like_first
@@ -466,13 +343,3 @@ def test_a_result_of_unknown_size_is_refused() -> None:
     with pytest.raises(ArgumentError, match="kernel needs arrays of known sizes") as raised:
         jax.eval_shape(filling, symbol("b"))
     assert raised.value.got == "result 0 = float32[b]"
-
-
-def test_a_score_mod_with_an_array_of_unknown_size_is_refused() -> None:
-    def attention(a: Any) -> Any:
-        q = jnp.ones((1, 8, 2, 4))
-        mod = jax.tree_util.Partial(lambda a, s, b, n, i, j: s + a[i], a)
-        return flash_attention(q, q, q, score_mod=mod)
-
-    with pytest.raises(ArgumentError, match="flash_attention needs arrays of known sizes"):
-        jax.eval_shape(attention, symbol("t"))

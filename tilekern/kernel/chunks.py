@@ -11,6 +11,7 @@ derivatives are finite where those of the array are, and cotangents of 0 leave n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,25 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern import _jax
+from tilekern import _jax, source
 from tilekern.errors import ArgumentError
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.primitive import Callee, Elements
 from tilekern.kernel.sharding_rule import ShardingRule
+from tilekern.kernel.symbols import CHUNKS, MOST_BYTES, STAND_IN, with_sizes
 from tilekern.lang.tiles import describe
 
 if TYPE_CHECKING:
     from tilekern.kernel.entry import Prepared
-
-CHUNKS = 256, 16, 1
-"""Sizes of chunks along the last symbolic dim; along the others chunks are single elements.
-
-A program has the kernel for each size, and takes the largest that is at most the size of the dim. So less than half of
-the work is for elements behind the end.
-"""
-
-WHOLE = 3 * max(CHUNKS)
-"""The size that stands for each symbol where chunks are proved."""
 
 # A function of flat operands.
 type Run = Callable[..., list[jax.Array]]
@@ -72,7 +64,7 @@ def results_of(paths: Sequence[str], args: Any, prepare: Callable[[Any], Prepare
       ArgumentError: a symbol is the size of a dim whose elements are not proved to be independent of each other.
     """
     leaves, tree = _jax.flatten(args)
-    prepared = prepare(jax.tree.unflatten(tree, [_with_sizes(x) for x in leaves]))
+    prepared = prepare(jax.tree.unflatten(tree, [with_sizes(x) for x in leaves]))
     callee, operands = prepared.callee, [*leaves, *prepared.captured]
     call_names = [*paths, *("an array that the body closes over" for _ in prepared.captured)]
     cuts = _cuts(callee, call_names, operands)
@@ -80,14 +72,19 @@ def results_of(paths: Sequence[str], args: Any, prepare: Callable[[Any], Prepare
     smallest = chunks[-1][1]
     if isinstance(smallest, str):
         raise _refused(callee, call_names, operands, cuts[0].size, smallest)
-    runs = [(size, _in_chunks(part, cuts, size)) for size, part in chunks if not isinstance(part, str)]
+    runs = [
+        (size, _in_chunks(part, cuts, size))
+        for size, part in chunks
+        if not isinstance(part, str) and (size == 1 or _bytes(part, cuts[-1]) <= MOST_BYTES)
+    ]
     return prepared.call.results.pack(_chosen(runs, cuts[-1].size, operands))
 
 
-def _with_sizes(x: Any) -> jax.ShapeDtypeStruct:
-    """The type of an array with `WHOLE` in the place of symbols."""
-    shape = tuple(WHOLE if jax.export.is_symbolic_dim(size) else size for size in x.shape)
-    return jax.ShapeDtypeStruct(shape, x.dtype)
+def _bytes(part: Callee, cut: Cut) -> int:
+    """The bytes of a chunk's parts of operands and results."""
+    pairs = zip(cast(Any, part).types, cut.operands, strict=True)
+    types = [*(t for t, dim in pairs if dim is not None), *part.outputs]
+    return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------------
@@ -106,9 +103,9 @@ def _cuts(callee: Callee, paths: Sequence[str], operands: Sequence[Any]) -> list
             name = rule.operands[number][dim]
             if name not in rule.sizes:
                 raise _refused(callee, paths, operands, size, callee.divisible.elements.whole(number, dim))
-            other = next((s for s in _sizes_of(rule, operands, name) if s != size), size)
-            if other != size:
-                raise _refused(callee, paths, operands, size, f"it is cut together with a dim of size {other}")
+            different = [s for s in _sizes_of(rule, operands, name) if s != size]
+            if different:
+                raise _refused(callee, paths, operands, size, f"it is cut together with a dim of size {different[0]}")
             if rule.sums.get(name):
                 raise _refused(callee, paths, operands, size, "results are sums over it")
             sizes[name] = size
@@ -124,14 +121,14 @@ def _sizes_of(rule: ShardingRule, operands: Sequence[Any], name: str) -> list[An
 def _cut(callee: Callee, rule: ShardingRule, name: str, size: Any) -> Cut:
     operands = tuple(dims.index(name) if name in dims else None for dims in rule.operands)
     results = [dims.index(name) for dims in rule.results]
-    ratios = [out.shape[dim] // WHOLE for out, dim in zip(callee.outputs, results, strict=True)]
+    ratios = [out.shape[dim] // STAND_IN for out, dim in zip(callee.outputs, results, strict=True)]
     return Cut(name, size, operands, results, ratios)
 
 
 def _part(callee: Callee, cuts: Sequence[Cut], size: int) -> Callee | str:
     """The callee on chunks of `size` elements along the last cut, and of 1 along others; or the reason against it."""
     sizes = [1] * (len(cuts) - 1) + [size]
-    parts = {cut.name: WHOLE // size for cut, size in zip(cuts, sizes, strict=True)}
+    parts = {cut.name: STAND_IN // size for cut, size in zip(cuts, sizes, strict=True)}
     elements = cast(Elements, cast(Any, callee.divisible).elements)
     return callee.once(("elements", *sorted(parts.items())), lambda: elements.part(parts))
 
@@ -140,12 +137,13 @@ def _refused(callee: Callee, paths: Sequence[str], operands: Sequence[Any], size
     path, x, dim = next(
         (p, x, n) for p, x in zip(paths, operands, strict=True) for n, s in enumerate(x.shape) if s is size or s == size
     )
-    return ArgumentError(
-        f"{callee.name} needs arrays of known sizes",
-        expected="symbols as sizes of dims whose elements are independent of each other",
-        got=f"{path} = {describe(x)}, whose dim {dim} is the symbol {size}: {reason}",
-        fix=f"take jax.vmap of {callee.name} over that dim, if its elements do not mix; or export it for each size",
-    )
+    with source.at(source.of_stack(prebuilt=False)):
+        return ArgumentError(
+            f"{callee.name} needs arrays of known sizes",
+            expected="symbols as sizes of dims whose elements are independent of each other",
+            got=f"{path} = {describe(x)}, whose dim {dim} is the symbol {size}: {reason}",
+            fix=f"take jax.vmap of {callee.name} over that dim, if its elements do not mix; or export it for each size",
+        )
 
 
 # --- chunks -----------------------------------------------------------------------------------------------------------
@@ -157,8 +155,8 @@ def _in_chunks(part: Callee, cuts: Sequence[Cut], size: int) -> Run:
     def run(*operands: jax.Array) -> list[jax.Array]:
         return call(part, *operands)
 
-    *others, last = cuts
-    return reduce(lambda inner, cut: _over(inner, cut, 1), reversed(others), _over(run, last, size))
+    *outer_cuts, last = cuts
+    return reduce(lambda inner, cut: _over(inner, cut, 1), reversed(outer_cuts), _over(run, last, size))
 
 
 def _over(run: Run, cut: Cut, size: int) -> Run:
@@ -193,7 +191,7 @@ def _joined(x: jax.Array, dim: int, length: Any) -> jax.Array:
 
 
 def _chosen(runs: Sequence[tuple[int, Run]], length: Any, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results by the first of the functions whose chunks are no larger than `length`."""
+    """The results by the first of the functions that has at least two chunks of a dim of size `length`."""
     (size, run), *smaller = runs
     if not smaller:
         return run(*operands)
@@ -201,4 +199,4 @@ def _chosen(runs: Sequence[tuple[int, Run]], length: Any, operands: Sequence[jax
     def by_smaller(*operands: jax.Array) -> list[jax.Array]:
         return _chosen(smaller, length, operands)
 
-    return cast(Any, jax.lax).cond(jnp.asarray(length) >= size, run, by_smaller, *operands)
+    return cast(Any, jax.lax).cond(jnp.asarray(length) >= 2 * size, run, by_smaller, *operands)
