@@ -9,9 +9,11 @@ plan          the decisions of these modules, in their order
 leading_rows  masks that keep the first rows of a tile
 rotation      loops whose last products are computed an iteration later
 layouts       layouts of tiles in registers
-roles         the base of both roles: the loop over groups of programs, bounds, places in rings
+rings         places in the rings and their barriers, as expressions of a role's program
+flights       products that were started and not waited for
+roles         the base of both roles: the loop over groups of programs, and bounds
 loader        the role of the warp that loads
-products      products of warpgroups, and layouts of the values that are computed with products
+products      the operands of products, trimmed and cast tiles, and layouts of the values that products compute
 computer      the role of the warpgroups that compute
 build         legalize, plan and emit in this order: a Func → a `Program`
 """

@@ -24,7 +24,8 @@ from tilekern.lower.triton.gluon.groups import REGISTERS, WARPS
 from tilekern.lower.triton.gluon.layouts import Layouts, vector_layout
 from tilekern.lower.triton.gluon.loader import Loader
 from tilekern.lower.triton.gluon.plan import Plan, plan_group
-from tilekern.lower.triton.gluon.roles import WIDTH, Buffers
+from tilekern.lower.triton.gluon.rings import Buffers
+from tilekern.lower.triton.gluon.roles import WIDTH
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.plan.tma import TmaCopy
 from tilekern.lower.triton.program import Program

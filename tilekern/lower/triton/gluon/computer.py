@@ -33,7 +33,7 @@ from tilekern.lower.triton.gluon import layouts
 from tilekern.lower.triton.gluon.channels import Channel
 from tilekern.lower.triton.gluon.loads_first import loads_first
 from tilekern.lower.triton.gluon.products import Products
-from tilekern.lower.triton.gluon.roles import own_box
+from tilekern.lower.triton.gluon.rings import own_box
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded
 from tilekern.passes.delay_dots import always_runs, leading_ops, with_numbers
 
@@ -70,11 +70,11 @@ class Computer(Products):
             self._multiply(dot, op.result, next(v for v in op.operands if v is not dot.result))
             return
         if isinstance(op, Store):
-            self._settle([op.value])
+            self._flights.settle([op.value])
             self._store(op)
             return
         if not isinstance(op, Fold):
-            self._settle(op.uses())
+            self._flights.settle(op.uses())
         super()._op(op, variables)
 
     # --- loops ---
@@ -82,7 +82,7 @@ class Computer(Products):
     def _fold(self, op: Fold, variables: tuple[str, ...]) -> None:
         around = op in self._func.body.ops
         outer = [c for c in self._plan.unique if around and c.fold is None and not c.readers.isdisjoint(op.walk())]
-        self._settle([f.value for f in self._flights])
+        self._flights.settle(self._flights.values)
         self._trim(outer)
         for channel in outer:
             self._filled(channel, op.loc)
@@ -112,7 +112,7 @@ class Computer(Products):
         self._skip(op, own, *skipped_after)
         for channel in outer:
             if channel not in self._plan.staging.values():
-                self._arrive(self._freed(channel))
+                self._rings.arrive(self._rings.freed(channel))
 
     def _skip(self, op: Fold, own: Sequence[Channel], first: str, last: str) -> None:
         """Free tiles that only other programs of the group need.
@@ -123,7 +123,7 @@ class Computer(Products):
             return
         late = self._late_channels(op)
         with self._loop(op, first, last):
-            self._advance(op, self._plan.stages)
+            self._rings.enter_step(op)
             self._waited.difference_update(own)
             self._trim([channel for channel in own if channel not in late])
             self._take_turn(op)
@@ -131,8 +131,8 @@ class Computer(Products):
             self._trim(late)
             for channel in own:
                 self._filled(channel, op.loc)
-                self._arrive(self._freed(channel))
-            self.writer.line(f"{self._steps[op]} += 1")
+                self._rings.arrive(self._rings.freed(channel))
+            self._rings.leave_step(op)
 
     def _plain_loop(self, op: Fold, names: list[str], first: str, last: str, own: Sequence[Channel]) -> None:
         body = op.body
@@ -141,23 +141,23 @@ class Computer(Products):
         flowing = self._flowing(op)
         with self._loop(op, first, last):
             if own:
-                self._advance(op, self._plan.stages)
+                self._rings.enter_step(op)
             self._waited.difference_update(own)
             self._trim(own)
             self._block(replace(body, ops=loads_first(body.ops)) if own else body)
             if flowing is not None:
                 self._leave_one(op, first)
             else:
-                self._settle(body.results)
+                self._flights.settle(body.results)
             self._assign(names, body.results, op.loc)
             if own:
-                self.writer.line(f"{self._steps[op]} += 1")
+                self._rings.leave_step(op)
         self._flights.clear()
         self._bind_values(op.results, names)
         if flowing is not None:
             name = names[body.results.index(flowing)]
             self.writer.line(f"{name} = warpgroup_mma_wait(0, deps=({name},))", op.loc)
-            self._arrive(self._before(op), f"{first} < {last}")
+            self._rings.arrive(self._rings.freed_before(op), f"{first} < {last}")
 
     def _flowing(self, op: Fold) -> Value | None:
         """The sum of a loop's only product, if nothing but the product of the next iteration needs it."""
@@ -174,20 +174,11 @@ class Computer(Products):
 
     def _leave_one(self, op: Fold, first: str) -> None:
         """Wait for the product of the iteration before, and free its tiles; this iteration's stays in flight."""
-        (flight,) = self._flights
+        flight = self._flights.only()
         name = self._env[flight.value].text
         self.writer.line(f"{name} = warpgroup_mma_wait(1, deps=({name},))", flight.dot.loc)
         index = self._env[op.body.args[0]].text
-        self._arrive(self._before(op), f"{index} > {first}")
-
-    def _before(self, op: Fold) -> list[str]:
-        """The barriers at which programs arrive that have read the tiles of the step before."""
-        places = self._places[op]
-        step = f"({self._steps[op]} + {self._plan.stages - 1})"
-        self._places[op] = f"{step} % {self._plan.stages}", ""
-        barriers = [free for c in self._plan.unique if c.fold is op for free in self._freed(c)]
-        self._places[op] = places
-        return barriers
+        self._rings.arrive(self._rings.freed_before(op), f"{index} > {first}")
 
     # --- delayed products ---
 
@@ -199,7 +190,7 @@ class Computer(Products):
         totals = [body.results[n] for n in parts.numbers]
         early_carries = [n for n in range(len(names)) if n not in parts.numbers]
         self._bind_values(carries, names)
-        self._advance(op, self._plan.stages)
+        self._rings.enter_step(op)
         self._env[index] = self._scalar(index.name, first)
         own = [c for c in self._plan.unique if c.fold is op]
         early = [c for c in own if not c.readers.isdisjoint(parts.early)]
@@ -208,13 +199,13 @@ class Computer(Products):
         self._take_turn(op)
         dots = [inner for inner in parts.early if isinstance(inner, Dot)]
         self._part(op, parts.early, dots[-1])
-        self._settle(body.results)
+        self._flights.settle(body.results)
         kept_at = [self.names.fresh(v.name or "held") for v in held]
         self._keep(op, early_carries, names, held, kept_at)
-        self.writer.line(f"{self._steps[op]} += 1")
+        self._rings.leave_step(op)
         with self._loop(op, f"{first} + 1", last):
             self._bind_values(carries, names)
-            self._advance(op, self._plan.stages)
+            self._rings.enter_step(op)
             self._waited.difference_update(own)
             self._trim_late(op, self._env[index].text)
             self._trim(early)
@@ -224,14 +215,14 @@ class Computer(Products):
             if len(dots) == 1:
                 self._give_turn(op)
             self._part(op, parts.early[leading:], dots[-1])
-            self._settle(body.results)
+            self._flights.settle(body.results)
             self._keep(op, early_carries, names, held, kept_at, *((names[n], body.results[n]) for n in parts.numbers))
-            self.writer.line(f"{self._steps[op]} += 1")
+            self._rings.leave_step(op)
         self._bind_values(carries, names)
         self._waited.difference_update(own)
         self._trim_late(op, last)
         self._late_part(op, parts, kept_at, last)
-        self._settle(totals)
+        self._flights.settle(totals)
         self._bind_values(op.results, names)
         self._env.update((op.results[n], self._env[body.results[n]]) for n in parts.numbers)
 
@@ -280,17 +271,13 @@ class Computer(Products):
     @contextmanager
     def _tile_before(self, op: Fold, after: str, lasting: Collection[Value] = ()) -> Generator[None]:
         """Emit lines for the tile before tile `after` of a loop; behind them only values of `lasting` stay."""
-        index, places, saved = op.body.args[0], self._places[op], dict(self._env)
-        slot, phase = self.names.fresh("slot_before"), self.names.fresh("phase_before")
-        self.writer.line(f"{slot} = ({self._steps[op]} - 1) % {self._plan.stages}")
-        self.writer.line(f"{phase} = ({self._steps[op]} - 1) // {self._plan.stages} % 2")
-        self._places[op] = slot, phase
-        self._env[index] = self._scalar(f"{index.name}_before", f"{after} - 1")
-        self._scopes.append(Scope())
-        yield
-        self._scopes.pop()
-        self._env.update((value, x) for value, x in saved.items() if value not in lasting)
-        self._places[op] = places
+        index, saved = op.body.args[0], dict(self._env)
+        with self._rings.step_before(op):
+            self._env[index] = self._scalar(f"{index.name}_before", f"{after} - 1")
+            self._scopes.append(Scope())
+            yield
+            self._scopes.pop()
+            self._env.update((value, x) for value, x in saved.items() if value not in lasting)
 
     def _keep(
         self,
@@ -317,7 +304,7 @@ class Computer(Products):
     def _take_turn(self, op: Fold) -> None:
         """Wait for the turn to multiply, which comes when the other program has started its products."""
         if self._buffers.turn and op in self._plan.delayed:
-            parity = f"({self._steps[op]} + 1 + number) % 2"
+            parity = f"({self._rings.steps[op]} + 1 + number) % 2"
             self.writer.line(f"mbarrier.wait({self._buffers.turn}.index(number), {parity})")
 
     def _give_turn(self, op: Fold) -> None:
@@ -336,7 +323,7 @@ class Computer(Products):
             self.writer.line("tma.store_wait(0)", op.loc)
             place = f"{self._buffers.stored[op]}.index({'number' if self._group.count > 1 else '0'})"
         else:
-            place = self._tile(channel.loads[0])
+            place = self._rings.tile(channel.loads[0])
         box = own_box(place, copy.descriptor.block, op.value.tile.shape)
         self.writer.line(f"{box}.store({self._whole(op.value)})", op.loc)
         self.writer.line("fence_async_shared()")
@@ -344,7 +331,7 @@ class Computer(Products):
         self.writer.line(f"store_tile({self._memory.descriptor(op)}, [{coordinates}], {place})")
         if channel is not None:
             self.writer.line("tma.store_wait(0)")
-            self._arrive(self._freed(channel))
+            self._rings.arrive(self._rings.freed(channel))
 
     def _store_by_pointers(self, op: Store) -> None:
         pointer, mask = self._memory.address(self, op)

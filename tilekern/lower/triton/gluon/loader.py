@@ -47,11 +47,11 @@ class Loader(Role):
     def _load_loop(self, op: Fold) -> None:
         first, last = self._all_bounds(op)
         with self._loop(op, first, last):
-            if op in self._steps:
-                self._advance(op, self._plan.stages)
+            if op in self._rings.steps:
+                self._rings.enter_step(op)
             self._ops(op.body)
-            if op in self._steps:
-                self.writer.line(f"{self._steps[op]} += 1")
+            if op in self._rings.steps:
+                self._rings.leave_step(op)
 
     def _fill(self, channel: Channel) -> None:
         """Wait until the place is free, and start its copies."""
@@ -67,15 +67,15 @@ class Loader(Role):
             self._copies(channel, [(op, which) for op in channel.loads])
 
     def _expect(self, channel: Channel, which: str, nbytes: int) -> None:
-        at, loc = self._at(channel, which), channel.loads[-1].loc
+        at, loc = self._rings.at(channel, which), channel.loads[-1].loc
         self._wait_for(self._buffers.freed[channel], channel, which)
         self.writer.line(f"mbarrier.expect({self._buffers.filled[channel]}.index({at}), {nbytes})", loc)
 
     def _wait_for(self, barriers: str, channel: Channel, which: str) -> None:
         """Wait until a place is free."""
-        _, phase = self._places[channel.fold]
+        phase = self._rings.phase(channel)
         # A barrier that nobody has arrived at is in the phase behind an odd phase: the first round waits for nothing.
-        at = self._at(channel, which)
+        at = self._rings.at(channel, which)
         self.writer.line(f"mbarrier.wait({barriers}.index({at}), {phase} ^ 1)", channel.loads[-1].loc)
 
     def _copies(self, channel: Channel, pairs: Sequence[tuple[Load, str]]) -> None:
@@ -92,9 +92,9 @@ class Loader(Role):
         ops = visible(self._func, channel.fold)
         with self._program(which, backward_slice(ops, op.positions)):
             place = self._memory.coordinates(self, op, self._plan.copies[op])
-            filled = f"{self._buffers.filled[channel]}.index({self._at(channel, which)})"
+            filled = f"{self._buffers.filled[channel]}.index({self._rings.at(channel, which)})"
             to_all = ", multicast=True" if self._plan.is_whole(op) else ""
             self.writer.line(
-                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, {self._tile(op, which)}{to_all})",
+                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, {self._rings.tile(op, which)}{to_all})",
                 op.loc,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from tilekern.ir.analysis.backward_slice import backward_slice
@@ -14,28 +13,13 @@ from tilekern.ir.shape import Broadcast, Transpose
 from tilekern.lower.triton.emit.source_text import Expr, dtype_text, shape_text
 from tilekern.lower.triton.gluon import layouts
 from tilekern.lower.triton.gluon.channels import Channel, is_own
+from tilekern.lower.triton.gluon.flights import Flights
 from tilekern.lower.triton.gluon.groups import WARPS
 from tilekern.lower.triton.gluon.layouts import Layouts
-from tilekern.lower.triton.gluon.roles import Role, own_box
+from tilekern.lower.triton.gluon.rings import own_box
+from tilekern.lower.triton.gluon.roles import Role
 from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.source import Loc
-
-
-@dataclass
-class Flight:
-    """A product that has been started.
-
-    Attributes:
-      dot: the product.
-      value: its result.
-      frees: barriers to arrive at when it is done.
-      again: a barrier that it waited for, to be asked once more before the wait for its result; "" for none.
-    """
-
-    dot: Dot
-    value: Value
-    frees: list[str]
-    again: str = ""
 
 
 class Products(Role):
@@ -46,7 +30,7 @@ class Products(Role):
     def __init__(self, *args: object, layouts: Layouts) -> None:
         super().__init__(*args)  # pyright: ignore[reportArgumentType] -- those of `Role`
         self._layouts = layouts
-        self._flights: list[Flight] = []
+        self._flights = Flights(self.writer, self._rings, lambda v: self._env[v].text, lambda dot: dot in self._beside)
         self._waited: set[Channel] = set()
         self._every = list(self._func.walk())
         self._trims: dict[Channel, str] = {}
@@ -108,13 +92,13 @@ class Products(Role):
 
     def _multiply(self, dot: Dot, value: Value, acc: Value | None) -> None:
         """Start a product."""
-        pending = {flight.value for flight in self._flights}
+        pending = self._flights.values
         columns = dot.result.tile.shape[1]
         loads = [loaded(v, self._every) for v in dot.operands]
         channels = [self._plan.channels[op] for op in loads if op is not None and op in self._plan.channels]
         left, right = (self._side(dot, n, columns) for n in (0, 1))
-        if acc is not None and acc in pending and self._flights[-1].value is not acc:
-            self._settle([acc])
+        if acc is not None and acc in pending and pending[-1] is not acc:
+            self._flights.settle([acc])
         again = ""
         if outer := [c for c in channels if c.fold is None]:
             self._trim(outer)
@@ -127,24 +111,21 @@ class Products(Role):
             text = f"warpgroup_mma({left}, {right}, {zeros}, use_acc=False, is_async=True)"
         else:
             text = f"warpgroup_mma({left}, {right}, {self._whole(acc)}, is_async=True)"
-        chained = [f for f in self._flights if f.value is acc]
         self._name(dot, Expr(text, value.tile.shape), ())
         self._env[value] = self._env[dot.result]
-        frees = [free for c in dict.fromkeys(channels) if self._is_last_reader(c, dot) for free in self._freed(c)]
-        frees = [*(free for f in chained for free in f.frees), *frees]
-        self._flights = [f for f in self._flights if f not in chained]
-        self._flights.append(Flight(dot, value, frees, again))
+        read = [c for c in dict.fromkeys(channels) if self._is_last_reader(c, dot)]
+        self._flights.add(dot, value, acc, [barrier for c in read for barrier in self._rings.freed(c)], again)
 
     def _side(self, dot: Dot, number: int, columns: int) -> str:
         """An operand: a place in shared memory, or registers in the layout of left operands."""
         value = dot.operands[number]
         load = loaded(value, self._every)
         if load is None or load not in self._plan.channels:
-            self._settle([value])
+            self._flights.settle([value])
             x = self._whole(value)
             return x if value in self._held else self._as_left(x, columns)
         block = self._plan.copies[load].descriptor.block
-        text = own_box(self._tile(load), block, load.result.tile.shape)
+        text = own_box(self._rings.tile(load), block, load.result.tile.shape)
         while value is not load.result:
             op = next(o for o in self._every if value in o.results)
             text += f".permute({shape_text(op.permutation)})" if isinstance(op, Transpose) else ""
@@ -172,7 +153,7 @@ class Products(Role):
         tile, permuted = text.partition(".permute(")[::2]
         places, fold = self._plan.widened[load].places, self._plan.channels[load].fold
         assert fold is not None
-        step = f" + {self._steps[fold]} % {places}" if places > 1 else ""
+        step = f" + {self._rings.steps[fold]} % {places}" if places > 1 else ""
         first = "number" if places == 1 else f"number * {places}"
         place = self._named(
             "wide", f"{self._buffers.widened[load]}.index({first if self._group.count > 1 else '0'}{step})"
@@ -187,8 +168,8 @@ class Products(Role):
 
     def _filled(self, channel: Channel, loc: Loc) -> str:
         """Wait for a channel's tiles, once for each place; the statement."""
-        _, phase = self._places[channel.fold]
-        text = f"mbarrier.wait({self._buffers.filled[channel]}.index({self._at(channel)}), {phase})"
+        rings = self._rings
+        text = f"mbarrier.wait({self._buffers.filled[channel]}.index({rings.at(channel)}), {rings.phase(channel)})"
         if channel not in self._waited:
             self._waited.add(channel)
             self.writer.line(text, loc)
@@ -199,7 +180,7 @@ class Products(Role):
         for channel in channels:
             masked = [op for op in channel.loads if op in self._plan.trimmed]
             if masked and channel not in self._waited:
-                self._settle([flight.value for flight in self._flights])
+                self._flights.settle(self._flights.values)
                 self._filled(channel, masked[0].loc)
                 for load in masked:
                     self._trim_tile(load, channel)
@@ -207,7 +188,7 @@ class Products(Role):
     def _trim_tile(self, load: Load, channel: Channel) -> None:
         rows, columns = load.result.tile.shape
         limit = self._kept_rows(load, channel)
-        tile = own_box(self._tile(load), self._plan.copies[load].descriptor.block, (rows, columns))
+        tile = own_box(self._rings.tile(load), self._plan.copies[load].descriptor.block, (rows, columns))
         trim = (
             f"keep_rows({tile}, {limit}, {rows}, {layouts.rows_at_once(rows, columns)}, {layouts.row_layout(columns)})"
         )
@@ -223,7 +204,7 @@ class Products(Role):
                 line(trim)
                 line("fence_async_shared()")
             barrier, count = f"{self._buffers.trimmed[channel]}.index(0)", self._trims[channel]
-            self._arrive([barrier])
+            self._rings.arrive([barrier])
             line(f"mbarrier.wait({barrier}, {count} % 2)")
             line(f"{count} += 1")
 
@@ -239,11 +220,6 @@ class Products(Role):
         ]
         return self._named("kept", reduce(lambda x, y: f"tl.minimum({x}, {y})", texts))
 
-    def _freed(self, channel: Channel) -> list[str]:
-        """The barriers at which a program arrives that has read a channel's tiles."""
-        barriers = self._buffers.freed[channel], self._buffers.released.get(channel)
-        return [f"{name}.index({self._at(channel)})" for name in barriers if name]
-
     def _is_last_reader(self, channel: Channel, dot: Dot) -> bool:
         """True for the last product of an iteration that reads a channel of that loop."""
         if channel.fold is None:
@@ -253,31 +229,6 @@ class Products(Role):
         if delayed is not None:
             order.sort(key=lambda op: op in delayed.late)
         return order[-1] is dot
-
-    def _settle(self, values: object) -> None:
-        """Wait for the products whose results are among `values`, and for all products that were started before."""
-        results = set(values)  # pyright: ignore[reportArgumentType, reportUnknownVariableType] -- an iterable of values
-        count = max((n for n, flight in enumerate(self._flights, 1) if flight.value in results), default=0)
-        if count:
-            self._wait(count)
-
-    def _wait(self, count: int) -> None:
-        """Wait for the first products in flight."""
-        done, self._flights = self._flights[:count], self._flights[count:]
-        names = [self._env[flight.value].text for flight in done]
-        if not self._flights and done[-1].again and done[-1].dot in self._beside:
-            # ptxas would move the wait up to the start of the product; it moves none across a barrier.
-            self.writer.line(done[-1].again)
-        deps = f"{', '.join(names)}{',' if len(names) == 1 else ''}"
-        self.writer.line(
-            f"{', '.join(names)} = warpgroup_mma_wait({len(self._flights)}, deps=({deps}))", done[-1].dot.loc
-        )
-        self._arrive([barrier for flight in done for barrier in flight.frees])
-
-    def _arrive(self, barriers: Sequence[str], only_if: str = "") -> None:
-        pred = f", pred={only_if}" if only_if else ""
-        for barrier in dict.fromkeys(barriers):
-            self.writer.line(f"mbarrier.arrive({barrier}, count=1{pred})")
 
     @property
     def _beside(self) -> set[Op]:

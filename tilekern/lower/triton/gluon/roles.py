@@ -1,4 +1,4 @@
-"""The base of both roles of a warp-specialised program: the loop over groups of programs, bounds, places in rings."""
+"""The base of both roles of a warp-specialised program: the loop over groups of programs, and bounds."""
 
 from __future__ import annotations
 
@@ -10,53 +10,17 @@ from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.compute import Reduce
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op
-from tilekern.ir.memory import Load
 from tilekern.lower.triton.emit.emit_triton import Emitter, Scope
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr
-from tilekern.lower.triton.gluon.channels import Channel, is_own, visible
+from tilekern.lower.triton.gluon.channels import visible
 from tilekern.lower.triton.gluon.layouts import vector_layout
 from tilekern.lower.triton.gluon.plan import Plan
+from tilekern.lower.triton.gluon.rings import Buffers, Rings
 
 WIDTH = "BLOCKS"
 """The name of the number of thread blocks, a constant of the text: divisions by it are by a known number."""
-
-
-class Buffers:
-    """The names of the buffers and barriers in shared memory, which both roles get as arguments.
-
-    Attributes:
-      tiles: for each load, its ring of tiles.
-      filled, freed: for each channel, its barriers.
-      released: for each channel with tiles that all thread blocks of a cluster get by one copy, the barriers at which
-        all their programs arrive that have read the tiles. Only the thread block that copies waits there.
-      trimmed: for each channel with trimmed tiles that programs share, the barrier behind the trimming.
-      widened: for each load of 8 bits whose cast tile has places of its own, the places.
-      stored: for each store with a place of its own, the place.
-      turn: barriers by which the programs of a group take turns to multiply; "" if they take none.
-    """
-
-    def __init__(self, plan: Plan, names: Names) -> None:
-        self.tiles: dict[Load, str] = {}
-        self.filled: dict[Channel, str] = {}
-        self.freed: dict[Channel, str] = {}
-        for channel in plan.unique:
-            self.tiles.update((op, names.fresh(f"{op.ref.name}_tiles")) for op in channel.loads)
-            self.filled[channel] = names.fresh(f"{channel.name}_filled")
-            self.freed[channel] = names.fresh(f"{channel.name}_freed")
-        self.released = {c: names.fresh(f"{c.name}_released") for c in plan.unique if plan.copies_to_all(c)}
-        self.widened = {op: names.fresh(f"{op.ref.name}_wide") for op in plan.widened}
-        self.trimmed = {c: names.fresh(f"{c.name}_trimmed") for c in plan.unique if plan.trims_together(c)}
-        self.stored = {op: names.fresh(f"{op.ref.name}_tiles") for op, place in plan.staging.items() if place is None}
-        self.turn = names.fresh("turns") if plan.takes_turns else ""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all rings and barriers."""
-        rings = self.tiles, self.widened, self.stored, self.filled, self.freed, self.released, self.trimmed
-        ring_names = [name for names in rings for name in names.values()]
-        return [*ring_names, self.turn] if self.turn else ring_names
 
 
 class Role(Emitter):
@@ -79,8 +43,7 @@ class Role(Emitter):
         super().__init__(func, memory, names)
         self._plan, self._buffers = plan, buffers
         self._group = plan.group
-        self._steps: dict[Fold, str] = {}
-        self._places: dict[Fold | None, tuple[str, str]] = {}
+        self._rings = Rings(plan, buffers, self.names, self.writer)
         self._round = ""
         self._member = Expr("0", ())  # the index along the axis of groups
 
@@ -98,11 +61,7 @@ class Role(Emitter):
         """Emit the body."""
         self._scopes.append(Scope())
         self._begin()
-        folds = dict.fromkeys(channel.fold for channel in self._plan.unique)
-        for fold in folds:
-            if fold is not None:
-                self._steps[fold] = self.names.fresh("step")
-                self.writer.line(f"{self._steps[fold]} = 0")
+        self._rings.begin()
         with self._rounds():
             self._ops(self._func.body)
         self._end()
@@ -139,7 +98,7 @@ class Role(Emitter):
             self._decode(self._group.axes, number, self._group.order)
             if self._group.axis >= 0:
                 self._member = self._env[self._func.body.args[self._group.axis]]
-            self._places[None] = "0", f"{self._round} % 2"
+            self._rings.begin_round(self._round)
             yield
             self._scopes.pop()
 
@@ -201,36 +160,3 @@ class Role(Emitter):
             self._env[op.body.args[0]] = Expr(index, ())
             yield
             self._scopes.pop()
-
-    # --- rings ---
-
-    def _at(self, channel: Channel, which: str = "number") -> str:
-        """The place of a channel's barriers: each program has its own if it shares no tile."""
-        place, _ = self._places[channel.fold]
-        return place if channel.shared else self._own_place(channel, which)
-
-    def _own_place(self, channel: Channel, which: str) -> str:
-        place, _ = self._places[channel.fold]
-        if self._group.count == 1:
-            return place
-        return which if channel.stages == 1 else f"{which} * {channel.stages} + {place}"
-
-    def _tile(self, load: Load, which: str = "number") -> str:
-        """The place of a load's tile."""
-        channel = self._plan.channels[load]
-        place, _ = self._places[channel.fold]
-        at = self._own_place(channel, which) if is_own(load, self._group.varying) else place
-        return f"{self._buffers.tiles[load]}.index({at})"
-
-    def _advance(self, fold: Fold, stages: int) -> None:
-        """Assign the place in the rings of a loop, and the phase of their barriers."""
-        step = self._steps[fold]
-        names = self._places.get(fold) or (self.names.fresh("slot"), self.names.fresh("phase"))
-        self._places[fold] = names
-        self.writer.line(f"{names[0]} = {step} % {stages}")
-        self.writer.line(f"{names[1]} = {step} // {stages} % 2")
-
-
-def own_box(text: str, block: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """A place in shared memory, in the shape of the tile."""
-    return text if block == shape else f"{text}.reshape({list(shape)})"
