@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from jax._src import config as _config
-from jax._src import core as _core
+from jax._src import core as _core  # not by `jax.extend`, which imports Pallas
+from jax._src import source_info_util
 from jax._src import util as _util
+from jax._src.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
 from jax._src.interpreters import mlir as lowering
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.experimental import topologies
-from jax.extend import source_info_util
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
 from jax.interpreters import ad, batching, mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it

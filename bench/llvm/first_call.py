@@ -1,32 +1,57 @@
-"""Print the seconds of the first call of attention in this process: trace, lower, compile and run on small arrays.
+"""Print the seconds of a first call in this process, by the wall and of the processor.
 
-python -m bench.llvm.first_call ours|theirs
+python -m bench.llvm.first_call ours|theirs attention|gradient|lowering|import
+
+`attention` and `gradient` trace, lower, compile and run on small arrays. `lowering` traces and lowers the gradient of a
+transformer of two layers. `import` imports `tilekern`, or `jax` alone; for all else imports are not measured.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
-import jax
-import llvmlite.binding  # noqa: F401 -- imports are not what is measured
-import numpy as np
-
-from tilekern.kernels.flash_attention import flash_attention
-
-CONTESTANTS = {"ours": partial(flash_attention, target="cpu:llvm"), "theirs": jax.nn.dot_product_attention}
+WORK = ("attention", "gradient", "lowering", "import")
 
 
-def main(who: str) -> None:
-    """Print the seconds of the first call of a contestant, "ours" or "theirs", on arrays that are made before."""
+def main(who: str, work: str) -> None:
+    """Print the seconds of the work of a contestant, "ours" or "theirs"."""
+    step = _imports(who) if work == "import" else _calls(who, work)
+    start, before = time.perf_counter(), os.times()
+    step()
+    wall, after = time.perf_counter() - start, os.times()
+    print(wall, after.user - before.user + after.system - before.system)
+
+
+def _imports(who: str) -> Callable[[], Any]:
+    def step() -> None:
+        import jax
+        import jax.numpy  # noqa: F401
+
+        if who == "ours":
+            import tilekern  # noqa: F401
+
+    return step
+
+
+def _calls(who: str, work: str) -> Callable[[], Any]:
+    import jax
+    import llvmlite.binding  # noqa: F401
+    import numpy as np
+
+    from bench.llvm.two_layers import FUNCTIONS, example, loss
+
     jax.config.update("jax_enable_compilation_cache", False)
-    numbers = np.random.default_rng(0).standard_normal((1, 512, 2, 64), np.float32)
-    x = jax.block_until_ready(jax.device_put(numbers))
-    start = time.perf_counter()
-    jax.block_until_ready(jax.jit(CONTESTANTS[who])(x, x, x))
-    print(time.perf_counter() - start)
+    use = FUNCTIONS[who]
+    if work == "lowering":
+        return lambda: jax.jit(jax.value_and_grad(lambda *args: loss(use, *args))).lower(*example())
+    x = jax.block_until_ready(jax.device_put(np.random.default_rng(0).standard_normal((1, 512, 2, 64), np.float32)))
+    function = jax.grad(lambda *args: use.attend(*args).sum(), (0, 1, 2)) if work == "gradient" else use.attend
+    return lambda: jax.block_until_ready(jax.jit(function)(x, x, x))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bench import run, timing
-from bench.llvm import attention, first_call, irregular, matmul, overhead, peak, pytorch, rows
+from bench.llvm import attention, first_call, irregular, matmul, overhead, peak, pytorch, rows, two_layers
 from bench.llvm.pytorch import Attention
 from bench.result import Result, missed, table
 from tilekern.errors import DependencyError
@@ -292,8 +292,33 @@ def test_dispatch_is_a_difference(quick: None) -> None:
     assert (found.relation, found.limit) == ("difference", 10.0) and found.value > 0
 
 
-def test_the_first_call_is_made_in_a_new_process() -> None:
-    command = [sys.executable, "-m", "bench.llvm.first_call", "ours"]
+@pytest.mark.parametrize("work", first_call.WORK)
+def test_first_calls_are_made_in_new_processes(work: str) -> None:
+    command = [sys.executable, "-m", "bench.llvm.first_call", "ours", work]
     printed = subprocess.run(command, cwd=overhead.ROOT, check=True, capture_output=True, text=True).stdout
-    assert 0 < float(printed) < 60
-    assert first_call.CONTESTANTS.keys() == {"ours", "theirs"}
+    wall, processor = map(float, printed.split())
+    assert 0 < wall < 120 and 0 < processor < 120
+    assert overhead.FIRST_CALLS.keys() == set(first_call.WORK)
+
+
+def test_first_calls_without_and_with_code_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_call, "WORK", ("attention",))
+    nothing, code = overhead.first_calls(processes=1)
+    assert nothing.name.endswith("nothing on disk") and nothing.limit is None
+    assert code.name.endswith("code on disk") and code.limit == 0.25
+
+
+def test_the_model_is_that_of_plain_jax() -> None:
+    generator = np.random.default_rng(0)
+
+    def array(x: jax.ShapeDtypeStruct) -> Any:
+        if x.dtype == np.int32:
+            return generator.integers(0, two_layers.LENGTH, x.shape, np.int32)
+        return generator.normal(size=x.shape, scale=x.shape[0] ** -0.5).astype(x.dtype)
+
+    leaves, tree = jax.tree.flatten(jax.tree.map(array, two_layers.example()))
+    ours, plain = (
+        lambda *leaves, use=use: two_layers.loss(use, *jax.tree.unflatten(tree, leaves))
+        for use in two_layers.FUNCTIONS.values()
+    )
+    assert_close(ours(*leaves), in_float64(plain, *leaves), plain(*leaves), length=two_layers.HIDDEN)
