@@ -84,13 +84,13 @@ def fused_quantized_matmul_forward(
 @quantized_matmul_forward.schedule("cpu")
 @fused_quantized_matmul_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
-    return whole_bytes(cpu_blocks(lhs, _matrix(rhs), transpose_rhs=transpose_rhs), rhs)
+    return whole_bytes(cpu_blocks(lhs, _matrix(rhs), transpose_rhs=transpose_rhs), lhs, rhs)
 
 
 @quantized_matmul_forward.schedule("cpu:llvm")
 @fused_quantized_matmul_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
-    return whole_bytes(llvm_blocks(lhs, _matrix(rhs), transpose_rhs=transpose_rhs), rhs)
+    return whole_bytes(llvm_blocks(lhs, _matrix(rhs), transpose_rhs=transpose_rhs), lhs, rhs)
 
 
 @quantized_matmul_forward.schedule("cuda")
@@ -101,14 +101,14 @@ def _cuda(lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, *unused: Any, devi
 
 @quantized_matmul_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool) -> Mapping[str, int]:
-    return whole_bytes(scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs), rhs)
+    return scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
 
 
 @fused_quantized_matmul_forward.schedule("tpu")
 def _fused_tpu(
     lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, operands: Any, transpose_rhs: bool
 ) -> Mapping[str, int]:
-    return whole_bytes(scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs, operands=len(operands)), rhs)
+    return scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs, operands=len(operands))
 
 
 def _matrix(rhs: Any) -> Any:

@@ -90,12 +90,12 @@ def _contracting_jvp(primals: Any, tangents: Any, **blocks: int) -> Any:
 
 @ragged_dot_into.schedule("cpu")
 def _cpu(total: Any, lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return whole_bytes(kernel.cpu_blocks(lhs, rhs, transpose_rhs), rhs)
+    return whole_bytes(kernel.cpu_blocks(lhs, rhs, transpose_rhs), lhs, rhs)
 
 
 @ragged_dot_into.schedule("cpu:llvm")
 def _llvm(total: Any, lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return whole_bytes(kernel.llvm_blocks(lhs, rhs, transpose_rhs), rhs)
+    return whole_bytes(kernel.llvm_blocks(lhs, rhs, transpose_rhs), lhs, rhs)
 
 
 @ragged_dot_into.schedule("cuda")

@@ -268,12 +268,12 @@ def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, **stat
 
 @fused_ragged_dot_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
-    return whole_bytes(plain.cpu_blocks(lhs, rhs[0], transpose_rhs), rhs[0])
+    return whole_bytes(plain.cpu_blocks(lhs, rhs[0], transpose_rhs), lhs, rhs[0])
 
 
 @fused_ragged_dot_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
-    return whole_bytes(plain.llvm_blocks(lhs, rhs[0], transpose_rhs), rhs[0])
+    return whole_bytes(plain.llvm_blocks(lhs, rhs[0], transpose_rhs), lhs, rhs[0])
 
 
 @fused_ragged_dot_forward.schedule("cuda")

@@ -51,21 +51,25 @@ def scaled_ragged_dot_forward(
     out[i, j] = tile_of_groups(operands, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
 
 
-def whole_bytes(blocks: dict[str, int], rhs: Any) -> dict[str, int]:
-    """The blocks of a schedule; for numbers of 4 bits those of the inner dim and of columns are whole bytes."""
-    if str(rhs.dtype) not in FOUR_BITS:
+def whole_bytes(blocks: dict[str, int], *operands: Any) -> dict[str, int]:
+    """The blocks of a schedule; if an operand has 4 bits, those of the inner dim and of columns are whole bytes."""
+    if not _has_four_bits(*operands):
         return blocks
     return {name: n if name == "block_m" else n + n % 2 for name, n in blocks.items()}
 
 
+def _has_four_bits(*operands: Any) -> bool:
+    return any(str(x.dtype) in FOUR_BITS for x in operands)
+
+
 @scaled_ragged_dot_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return whole_bytes(cpu_blocks(lhs, rhs, transpose_rhs), rhs)
+    return whole_bytes(cpu_blocks(lhs, rhs, transpose_rhs), lhs, rhs)
 
 
 @scaled_ragged_dot_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return whole_bytes(llvm_blocks(lhs, rhs, transpose_rhs), rhs)
+    return whole_bytes(llvm_blocks(lhs, rhs, transpose_rhs), lhs, rhs)
 
 
 @scaled_ragged_dot_forward.schedule("cuda")
@@ -113,13 +117,13 @@ def scaled_cuda_blocks(
 def _tpu(
     lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False
 ) -> Mapping[str, int | str]:
-    blocks = tpu_blocks_of_groups(lhs, rhs, transpose_rhs) if _is_simple(rhs, (lhs_scale, rhs_scale)) else None
+    blocks = tpu_blocks_of_groups(lhs, rhs, transpose_rhs) if _is_simple((lhs, rhs), (lhs_scale, rhs_scale)) else None
     return blocks or scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
 
 
-def _is_simple(rhs: Any, scales: Any) -> bool:
+def _is_simple(operands: Any, scales: Any) -> bool:
     """True for whole bytes whose scales are of rows and columns alone: sums are scaled once."""
-    return str(rhs.dtype) not in FOUR_BITS and all(s is None or s.shape[1] == 1 for s in scales)
+    return not _has_four_bits(*operands) and all(s is None or s.shape[1] == 1 for s in scales)
 
 
 def scaled_tpu_blocks(
@@ -132,4 +136,4 @@ def scaled_tpu_blocks(
     blocks = tpu_blocks(lhs, rhs, transpose_rhs, products=products, operands=operands)
     if any(scale is not None and scale.shape[1] > 1 for scale in scales):
         blocks["block_k"] = min(blocks["block_k"], 256)
-    return blocks
+    return whole_bytes(blocks, lhs, rhs)

@@ -343,3 +343,19 @@ def test_scales_of_several_matrices() -> None:
 def test_operands_without_scales_run_the_kernel_without_scales() -> None:
     program = str(jax.make_jaxpr(ragged_dot)(LHS.astype(jnp.float32), RHS.astype(jnp.float32), SIZES))
     assert ragged_dot_forward.__name__ in program and "scaled" not in program
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("target", ["cpu:llvm", "cpu:xla", "cuda:sm_90", "tpu:v5e", "tpu:v6e"])
+@pytest.mark.parametrize("dtypes", [("bfloat16", "int4"), ("int4", "int8"), ("int4", "int4")])
+@pytest.mark.parametrize(("inner", "columns"), [(33, 40), (257, 129), (64, 33)])
+def test_blocks_of_numbers_of_4_bits_are_whole_bytes(
+    inner: int, columns: int, dtypes: tuple[str, str], target: str
+) -> None:
+    """The schedules of odd sizes, of which some take the whole dim as a block."""
+    for transposed in (False, True):
+        matrix = (columns, inner) if transposed else (inner, columns)
+        lhs, rhs = jax.ShapeDtypeStruct((40, inner), dtypes[0]), jax.ShapeDtypeStruct((3, *matrix), dtypes[1])
+        ends, scale = jax.ShapeDtypeStruct((3,), jnp.int32), jax.ShapeDtypeStruct((3, 1, columns), jnp.float32)
+        static = {"transpose_rhs": transposed, "out_dtype": "bfloat16"}
+        scaled_ragged_dot_forward.trace(lhs, rhs, ends, None, scale, **static).lower(target)
