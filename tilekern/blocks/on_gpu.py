@@ -34,7 +34,7 @@ _NOT_AHEAD = 1.75  # of products whose operands are not loaded one iteration ahe
 _ITERATION = 10  # cycles of an iteration of a fold that computes nothing
 _BARRIERS, _ISSUED = 800, 150  # cycles of a product that computes nothing: of float32, and of others
 _SPILLED = 40.0  # cycles that 128 lanes cost for which there are no registers
-_ONE_TILE = 1.0  # registers for a lane of the largest tile, which is loaded as a whole
+_ONE_TILE = 1.25  # registers for a lane of the largest tile, which is loaded as a whole
 _IN_TURNS = 4  # operands of a product of float32 for one register, since only some are loaded at a time
 
 
