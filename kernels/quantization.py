@@ -160,7 +160,9 @@ def dtype_name(function: str, dtype: Any) -> str:
 
 
 def _block_sizes(function: str, shape: Any, block: Any) -> list[int]:
-    """How many neighbours share a scale, for each dim of a shape; `block` as of `quantize`.
+    """The number of neighbours that share a scale, for each dim of `shape`: (4, 8) with the block (2, None) -> [2, 8].
+
+    A block of fewer entries is for the last dims; dims before get 1: (4, 8) with the block 4 -> [1, 4].
 
     Raises:
       ArgumentError: blocks do not divide the shape.

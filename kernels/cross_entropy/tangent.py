@@ -32,7 +32,10 @@ class Options:
     vocabulary: int | None = None
 
     def counts(self, labels: jax.Array, words: int) -> jax.Array | bool:
-        """bool[T], or True for all: False for a token whose loss is constant."""
+        """bool[T]: False for a token whose loss is constant, for its label is `ignore_index` or none of the `words`.
+
+        True for all tokens if the weight is a part of a `vocabulary`: labels of other parts count, too.
+        """
         if self.vocabulary is not None:
             return True
         return (labels >= 0) & (labels < words) & (labels != self.ignore_index)

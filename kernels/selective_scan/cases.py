@@ -27,7 +27,11 @@ class Case:
         return {"dt_softplus": True}
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
-        """Random inputs, standard normal; steps from 0.001 to 0.1 and a = -1, -2, ... as models begin."""
+        """(x, dt, a, b, c, d, z, dt_bias) of `selective_scan`, as models begin.
+
+        x, dt, z, b and c are standard normal, in `dtype`. In float32 a is -1, -2, …, -N for each channel, d is 1, and
+        dt_bias is the inverse softplus of steps from 0.001 to 0.1.
+        """
         *keys, last = jax.random.split(key, 6)
         shape = self.batch, self.tokens, self.channels
         x, dt, z = (jax.random.normal(k, shape, dtype) for k in keys[:3])

@@ -253,7 +253,10 @@ class _Analysis:
                         self._fail(index, f"the body computes with its index ({_named(op)})")
 
     def _is_position(self, op: Op, value: Value) -> bool:
-        """True if a value is a position that `_access` has judged, and no other operand of the op."""
+        """True for a load or a store whose position is `value`, which is none of its other operands.
+
+        Each term of the position must be an index of the grid, or depend on none; `_access` judges such positions.
+        """
         if not isinstance(op, MemoryOp) or value not in op.positions:
             return False
         other_operands = [v for n, v in enumerate(op.operands) if not op.leading <= n < op.leading + op.access.arity]

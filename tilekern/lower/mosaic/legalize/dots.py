@@ -1,7 +1,7 @@
-"""Bring dots to those of the matrix unit: of bfloat16, float32, int8 and 8-bit floats, of matrices or stacks of them.
+"""Bring dots to dots of the matrix unit: of matrices or stacks of them, of bfloat16, float32, int8 and 8-bit floats.
 
 Needs: a Func after `legalize_dtypes`. Gives: a Func whose dots contract one dim of tiles of rank 2, or of rank 3 with
-the first dim as batch, of those dtypes; float32 with precision "ieee", "bf16x3", "tf32" or, where the matrix unit
+the first dim as batch, of these four kinds; float32 with precision "ieee", "bf16x3", "tf32" or, where the matrix unit
 rounds it, "bf16".
 
 Other integers are split into digits of 8 bits. A product of two digits is exact in float32, and so is a sum of 256
@@ -55,7 +55,7 @@ def _dot(make: Make, op: Dot, chip_name: str) -> Value:
 
 
 def _on(make: Make, op: Dot, dtype: DType, by: DType | None = None) -> Dot:
-    """The same dot of operands in another dtype, cast by way of the dtype `by`."""
+    """The dot with operands cast to `dtype`, or to `by` first and then to `dtype`."""
     operands = (make.convert(make.convert(x, by) if by else x, dtype) for x in op.operands)
     return replace(op, operands=tuple(operands), precision="ieee")
 
@@ -115,10 +115,10 @@ def _as_int32(number: int) -> int:
 
 def _all_digits(make: Make, x: Value, count: int, dtype: DType) -> list[Value]:
     """The digits of 8 bits as bfloat16, lowest first; the highest digit of a narrow integer has its sign."""
-    found: list[Value] = []
+    digits: list[Value] = []
     for n in range(count):
         above = x if n == 0 else make.of("shift_right_arithmetic", x, 8 * n)
         signed = kind_of(dtype) == "signed" and n == count - 1
         digit = above if (signed and count < 4) or dtype == BOOL else make.of("and", above, 0xFF)
-        found.append(make.convert(make.convert(make.bitcast(digit, I32), F32), BF16))
-    return found
+        digits.append(make.convert(make.convert(make.bitcast(digit, I32), F32), BF16))
+    return digits

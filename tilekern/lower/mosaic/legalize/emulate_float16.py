@@ -56,11 +56,11 @@ class _Widening(Rewriter):
         return self.block(args, lambda *new: self.inline(block, new))
 
     def visit(self, op: Op) -> Sequence[Value]:
-        found = self._replacement(op)
-        if found is None:
+        result = self._replacement(op)
+        if result is None:
             return super().visit(op)
-        self.replace(op.result, found)
-        return [found]
+        self.replace(op.result, result)
+        return [result]
 
     def _replacement(self, op: Op) -> Value | None:
         """The result of an op whose meaning depends on the dtype; None for all other ops."""

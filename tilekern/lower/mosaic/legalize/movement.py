@@ -44,8 +44,8 @@ def has_bit(make: Make, number: Value, bit: int) -> Value:
 
 def exchanged(make: Make, x: Value, dim: int, distance: int) -> Value:
     """The elements i xor distance; the distance is a power of two, the size a multiple of twice the distance."""
-    ahead, behind = rolled(make, x, dim, -distance), rolled(make, x, dim, distance)
-    return make.select(has_bit(make, lanes(make, x.tile.shape, dim), distance), behind, ahead)
+    later, earlier = rolled(make, x, dim, -distance), rolled(make, x, dim, distance)
+    return make.select(has_bit(make, lanes(make, x.tile.shape, dim), distance), earlier, later)
 
 
 def power_of_two(size: int) -> int:
@@ -97,10 +97,10 @@ def pad(make: Make, op: Pad) -> Value:
 
 def _spread(make: Make, x: Value, fill: Value, dim: int, between: int) -> Value:
     """Elements along `dim` with `between` fills after each, joined along a new dim that is then merged with `dim`."""
-    front, size, behind = x.tile.shape[:dim], x.tile.shape[dim], x.tile.shape[dim + 1 :]
-    alone = make.reshape(x, (*front, size, 1, *behind))
+    outer, size, inner = x.tile.shape[:dim], x.tile.shape[dim], x.tile.shape[dim + 1 :]
+    alone = make.reshape(x, (*outer, size, 1, *inner))
     pairs = make.joined(dim + 1, alone, filled(make, fill, alone.tile.shape, dim + 1, between))
-    merged = make.reshape(pairs, (*front, size * (between + 1), *behind))
+    merged = make.reshape(pairs, (*outer, size * (between + 1), *inner))
     return make.part(merged, dim, 0, size * (between + 1) - between)
 
 
@@ -118,9 +118,9 @@ def slice_(make: Make, op: Slice) -> Value:
 def _thinned(make: Make, x: Value, dim: int, count: int, stride: int) -> Value:
     missing = count * stride - x.tile.shape[dim]
     x = make.joined(dim, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, dim, missing))
-    front, behind = x.tile.shape[:dim], x.tile.shape[dim + 1 :]
-    groups = make.reshape(x, (*front, count, stride, *behind))
-    return make.reshape(make.part(groups, dim + 1, 0, 1), (*front, count, *behind))
+    outer, inner = x.tile.shape[:dim], x.tile.shape[dim + 1 :]
+    groups = make.reshape(x, (*outer, count, stride, *inner))
+    return make.reshape(make.part(groups, dim + 1, 0, 1), (*outer, count, *inner))
 
 
 # --- at computed places ---------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def take(make: Make, op: Take) -> Value:
         line = dynamic_slice(make, DynamicSlice(operands=(x, *starts), sizes=sizes))
         return make.reshape(line, op.result.tile.shape)
     order = (*(d for d in range(len(shape)) if d != dim), dim)
-    others = tuple(shape[d] for d in order[:-1])
-    rows = prod(others)
+    row_sizes = tuple(shape[d] for d in order[:-1])
+    rows = prod(row_sizes)
     lines = make.reshape(make.transpose(x, order), (rows, shape[dim]))
     if rows == 1 and not op.along and len(indices.tile.shape) > 1 and indices.tile.shape[-1] >= LANES:
         return make.reshape(_taken_from_line(make, lines, indices), op.result.tile.shape)
@@ -193,7 +193,7 @@ def take(make: Make, op: Take) -> Value:
     else:
         count = indices.tile.size
         index = make.broadcast(make.reshape(indices, (1, count)), (rows, count), (0, 1))
-    taken = make.reshape(gathered(make, lines, _clamped(make, index, shape[dim] - 1)), (*others, count))
+    taken = make.reshape(gathered(make, lines, _clamped(make, index, shape[dim] - 1)), (*row_sizes, count))
     back = (*range(dim), len(shape) - 1, *range(dim, len(shape) - 1))
     return make.reshape(make.transpose(taken, back), op.result.tile.shape)
 
@@ -216,14 +216,14 @@ def gathered(make: Make, x: Value, index: Value) -> Value:
         return make.part(gathered(make, make.joined(0, x, x), make.joined(0, index, index)), 0, 0, 1)
     count = index.tile.shape[1]
     parts: list[Value] = []
-    for wanted in _registers(make, index):
-        place, number = make.of("and", wanted, LANES - 1), make.of("shift_right_logical", wanted, 7)
-        found: Value | None = None
+    for indices in _registers(make, index):
+        place, number = make.of("and", indices, LANES - 1), make.of("shift_right_logical", indices, 7)
+        elements: Value | None = None
         for n, lines in enumerate(_registers(make, x)):
-            here = make.take(lines, place, 1)
-            found = here if found is None else make.select(make.of("eq", number, n), here, found)
-        assert found is not None
-        parts.append(found)
+            of_register = make.take(lines, place, 1)
+            elements = of_register if elements is None else make.select(make.of("eq", number, n), of_register, elements)
+        assert elements is not None
+        parts.append(elements)
     return make.part(make.joined(1, *parts), 1, 0, count)
 
 

@@ -1,4 +1,4 @@
-"""Separate index vectors that index pointwise: keep one of them, load the other dims whole, and select the lanes.
+"""Separate index vectors that index pointwise: keep one vector, load the other dims whole, and select the lanes.
 
     load x[gather r, along c]            →  max(select(iota = c, load x[gather r, :], -inf))        along the columns
     store v to x[gather r, along c]      →  store v to x[gather r, :]  mask iota = c
@@ -75,13 +75,13 @@ class _Apart:
         rows = self._rewriter.one(replace(op, operands=operands, access=self.access, masked=False))
         neutral = make.constant(identity(self._monoid, old.dtype), rows.tile)
         lines = tuple(lane for n, lane in enumerate(self.access.lanes) if n in self.chosen and lane is not None)
-        found = make.add(Reduce, make.select(self._here(), rows, neutral), monoid=self._monoid, dims=lines)
+        tile = make.add(Reduce, make.select(self._here(), rows, neutral), monoid=self._monoid, dims=lines)
         order = sorted(range(len(self.stays)), key=self.stays.__getitem__)
-        found = make.transpose(found, tuple(order.index(lane) for lane in range(len(order))))
+        tile = make.transpose(tile, tuple(order.index(lane) for lane in range(len(order))))
         for condition in (*masks, *(self._inside(n, old.shape) for n in self.chosen)):
             fill = make.broadcast(op.fill, old.shape, ()) if op.fill is not None else 0
-            found = make.select(condition, found, fill)
-        return found
+            tile = make.select(condition, tile, fill)
+        return tile
 
     def write(self) -> Sequence[Value]:
         """The write, masked to the selected places; lanes out of bounds select none."""
@@ -99,8 +99,8 @@ class _Apart:
     # --- the dims that keep their index vectors ---
 
     def _stays(self, lane: int) -> int:
-        """Of the array's dims that a dim of the tile indexes, the one to keep: one of consecutive elements, if any."""
-        members = [n for n, other in enumerate(self._op.access.lanes) if other == lane]
+        """Of the array's dims that `lane` indexes, the one that keeps its index vector: of consecutive elements, if any."""
+        members = [n for n, dim_of_tile in enumerate(self._op.access.lanes) if dim_of_tile == lane]
         return next((n for n in members if self._is_block(n)), members[0])
 
     def _is_block(self, number: int) -> bool:
@@ -109,8 +109,8 @@ class _Apart:
     def _counter(self, dim: Dim) -> Term | None:
         """The term of a gather that is the index of the lane, if any; its lanes are consecutive elements."""
         for term in dim.position.terms:
-            made = self._rewriter.definition(self._op.positions[term.operand])
-            if isinstance(made, Iota) and len(made.shape) == 1 and term.plain and term.stride == 1:
+            index = self._rewriter.definition(self._op.positions[term.operand])
+            if isinstance(index, Iota) and len(index.shape) == 1 and term.plain and term.stride == 1:
                 return term
         return None
 
@@ -123,8 +123,8 @@ class _Apart:
         counter = self._counter(dim)
         if counter is None:
             return replace(dim, kind="gather")
-        rest = tuple(term for term in dim.position.terms if term is not counter)
-        return replace(dim, kind="block", position=replace(dim.position, terms=rest))
+        starts = tuple(term for term in dim.position.terms if term is not counter)
+        return replace(dim, kind="block", position=replace(dim.position, terms=starts))
 
     # --- places ---
 
@@ -147,14 +147,14 @@ class _Apart:
     def _here(self) -> Value:
         """True at the selected places of the new access."""
         make, shape, lanes = self._make, self.access.shape, self.access.lanes
-        found: Value | None = None
+        selected: Value | None = None
         for n, lane in self.chosen.items():
             line, leads = lanes[n], lanes[self.stays[lane]]
             assert line is not None and leads is not None
             here = make.of("eq", make.lanes(shape, line), make.along(self._places[n], shape, leads))
-            found = here if found is None else make.of("and", found, here)
-        assert found is not None
-        return found
+            selected = here if selected is None else make.of("and", selected, here)
+        assert selected is not None
+        return selected
 
     def _inside(self, number: int, shape: tuple[int, ...]) -> Value:
         """True in the lanes of the tile that are in bounds along a dim."""
@@ -162,7 +162,7 @@ class _Apart:
         return self._make.along(lanes, shape, self.chosen[number])
 
     def _spread(self, tile: Value) -> Value:
-        """A tile of the old access, repeated along the dims of the new one that are loaded whole."""
+        """A tile of the old access in the shape of the new access: repeated along the dims that are loaded whole."""
         lanes = self.access.lanes
         order = sorted(range(len(self.stays)), key=self.stays.__getitem__)
         places = tuple(lane for lane in (lanes[n] for n in sorted(self.stays)) if lane is not None)

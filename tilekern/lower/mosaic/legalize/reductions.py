@@ -45,8 +45,8 @@ def _unsigned(make: Make, op: Reduce, x: Value) -> Value:
     flips = op.monoid != "sum"
     number = make.bitcast(make.of("xor", x, 1 << 31) if flips else x, I32)
     signed = Reduce(operands=(number,), monoid=op.monoid, dims=op.dims)
-    found = make.bitcast(reduce(make, signed), x.tile.dtype)
-    return make.of("xor", found, 1 << 31) if flips else found
+    result = make.bitcast(reduce(make, signed), x.tile.dtype)
+    return make.of("xor", result, 1 << 31) if flips else result
 
 
 def _folded(make: Make, x: Value, monoid: Monoid, dim: int) -> Value:
@@ -55,8 +55,8 @@ def _folded(make: Make, x: Value, monoid: Monoid, dim: int) -> Value:
     while (size := x.tile.shape[dim]) > 1:
         half = size // 2
         low, high = make.part(x, dim, 0, half), make.part(x, dim, half, 2 * half)
-        rest = make.part(x, dim, 2 * half, size)
-        x = make.joined(dim, make.of(function, low, high), rest) if size % 2 else make.of(function, low, high)
+        last = make.part(x, dim, 2 * half, size)
+        x = make.joined(dim, make.of(function, low, high), last) if size % 2 else make.of(function, low, high)
     return x
 
 
@@ -101,12 +101,12 @@ def _by_rows(make: Make, op: LinearScan) -> Value:
     factors, terms = op.operands
     size = terms.tile.shape[op.dim]
     state: Value | None = None
-    found: list[Value] = []
+    states: list[Value] = []
     for i in range(size)[:: -1 if op.reverse else 1]:
         factor, term = (make.part(x, op.dim, i, i + 1) for x in (factors, terms))
         state = term if state is None else make.of("add", make.of("mul", factor, state), term)
-        found.append(state)
-    return make.joined(op.dim, *found[:: -1 if op.reverse else 1]) if found else terms
+        states.append(state)
+    return make.joined(op.dim, *states[:: -1 if op.reverse else 1]) if states else terms
 
 
 def _combined(make: Make, monoid: str, x: Value, y: Value) -> Value:
@@ -126,8 +126,8 @@ def arg_reduce(make: Make, op: ArgReduce) -> Value:
         row = ArgReduce(operands=(make.reshape(x, (1, *shape)),), extreme=op.extreme, dim=1)
         return make.reshape(arg_reduce(make, row), ())
     extreme = reduce(make, Reduce(operands=(x,), monoid=op.extreme, dims=(dim,)))
-    others = tuple(d for d in range(len(shape)) if d != dim)
-    hit = make.of("eq", x, make.broadcast(extreme, shape, others))
+    row_dims = tuple(d for d in range(len(shape)) if d != dim)
+    hit = make.of("eq", x, make.broadcast(extreme, shape, row_dims))
     if kind_of(x.tile.dtype) == "float":
         hit = make.of("or", hit, make.of("ne", x, x))
     place = make.select(hit, lanes(make, shape, dim), shape[dim])

@@ -15,7 +15,7 @@ def refuse(func: Func, chip_name: str) -> Func:
     """Refuse arrays and grids that int32 does not count, and dtypes of 64 bits.
 
     Raises:
-      TargetError: for the first of these in the Func.
+      TargetError: the Func has such an array, grid or dtype; it names the first one.
     """
     refuse_large(func, "a TPU", longest=FAR, programs=LONGEST_INT32)
     for op in func.walk():

@@ -34,7 +34,7 @@ class ReshapedFunc:
     notes: tuple[str, ...]
 
     def inputs(self, arrays: Sequence[Any]) -> list[Any]:
-        """The inputs of the Func, given those of the original."""
+        """The inputs of `func`: the arrays of the original Func's inputs, reshaped; one array for each shape."""
         pairs = zip(self.origins, self.func.inputs, strict=True)
         return [arrays[number].reshape(param.ref.shape) for number, param in pairs]
 
@@ -49,32 +49,35 @@ def reshape_arrays(func: Func) -> ReshapedFunc:
     for op in func.walk():
         if isinstance(op, MemoryOp):
             shapes[op.ref].setdefault(op.extents, op)
-    made: dict[tuple[Value, tuple[int, ...]], Value] = {}
-    for param, found in shapes.items():
-        if len(found) > 1 and param.ref.role != "in":
-            raise _several(param, found)
-        for shape in found or (param.ref.shape,):
+    reshaped: dict[tuple[Value, tuple[int, ...]], Value] = {}
+    for param, accesses in shapes.items():
+        if len(accesses) > 1 and param.ref.role != "in":
+            raise _several(param, accesses)
+        for shape in accesses or (param.ref.shape,):
             same = shape == param.ref.shape
-            made[param, shape] = param if same else Value(RefType(shape, param.ref.dtype, param.ref.role), param.name)
-    origins = tuple(func.inputs.index(param) for param, _ in made if param in func.inputs)
+            reshaped[param, shape] = (
+                param if same else Value(RefType(shape, param.ref.dtype, param.ref.role), param.name)
+            )
+    origins = tuple(func.inputs.index(param) for param, _ in reshaped if param in func.inputs)
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if not isinstance(op, MemoryOp) or op.access.extents is None:
             return None
-        ref = made[op.ref, op.extents]
+        ref = reshaped[op.ref, op.extents]
         return rewriter.add(replace(op, operands=(ref, *op.operands[1:]), access=replace(op.access, extents=None)))
 
-    moved = [(param, shape) for param, shape in made if shape != param.ref.shape]
+    moved = [(param, shape) for param, shape in reshaped if shape != param.ref.shape]
     notes = tuple(f"  {param.name}{list(param.ref.shape)} as {list(shape)}" for param, shape in moved)
-    seen = replace(Rewriter(rule).run(func), params=tuple(made.values()))
+    seen = replace(Rewriter(rule).run(func), params=tuple(reshaped.values()))
     return ReshapedFunc(seen, origins, ("reshaped by XLA", *notes) if notes else ())
 
 
-def _several(param: Value, found: dict[tuple[int, ...], MemoryOp]) -> TargetError:
-    with source.at(list(found.values())[1].loc):
+def _several(param: Value, accesses: dict[tuple[int, ...], MemoryOp]) -> TargetError:
+    """The error for an output that is accessed in several shapes, with an access for each shape."""
+    with source.at(list(accesses.values())[1].loc):
         return TargetError(
             f"the kernel sees {param.name} in several shapes, and writes to it",
             expected="one shape for all loads and stores of an array that is written: its blocks in VMEM have its dims",
-            got=f"{param.name}: {param.ref}, seen as {' and '.join(str(list(shape)) for shape in found)}",
+            got=f"{param.name}: {param.ref}, seen as {' and '.join(str(list(shape)) for shape in accesses)}",
             fix="use one reshape for all of them, or reshape the stored tile instead",
         )

@@ -1,4 +1,4 @@
-"""Write loads at any position of an input as loads of aligned tiles, and slices of these.
+"""Write loads at any position of an input as loads of aligned tiles, and slices of the tiles.
 
 Mosaic fetches and slices blocks only at multiples of the sizes of a register. The halo of a stencil becomes a few more
 rows or columns.
@@ -47,7 +47,7 @@ class _Base:
     Attributes:
       terms: the terms of their positions.
       pieces: the constant of each tile's position, and its size.
-      ahead: the number of elements loaded before those of the load.
+      ahead: the number of elements of the tiles before the first element of the load.
       ahead_in_program: a further number of such elements, computed by the program; None for 0.
     """
 
@@ -137,9 +137,9 @@ def _open(position: Position, intervals: Sequence[Interval | None]) -> Position:
     """The position, with terms of known numbers added to the constant."""
     const, terms = position.const, list[Term]()
     for term in position.terms:
-        found = position_interval(Position((term,)), intervals)
-        if found is not None and found.known:
-            const += found.low
+        interval = position_interval(Position((term,)), intervals)
+        if interval is not None and interval.known:
+            const += interval.low
         else:
             terms.append(term)
     return Position(tuple(terms), const)
@@ -211,12 +211,12 @@ class _Places:
         if not bases:
             return self._load(make, dims)
         d = min(bases)
-        rest = {n: base for n, base in bases.items() if n != d}
-        found = list[Value]()
+        later_bases = {n: base for n, base in bases.items() if n != d}
+        tiles = list[Value]()
         for start, size in bases[d].pieces:
             tile = Dim("block", Position(bases[d].terms, start), size)
-            found.append(self.load(make, (*dims[:d], tile, *dims[d + 1 :]), rest))
-        return make.joined(_axis(self._op, d), *found)
+            tiles.append(self.load(make, (*dims[:d], tile, *dims[d + 1 :]), later_bases))
+        return make.joined(_axis(self._op, d), *tiles)
 
     def _load(self, make: Make, dims: Sequence[Dim]) -> Value:
         op, lengths = self._op, self._op.extents
@@ -232,18 +232,18 @@ class _Places:
         whole = padded_bytes(self._op.extents, F32) <= _SURELY_FITS and size >= SUBLANES
         return whole or all(self._values[t.operand] in self._grid for t in terms)
 
-    def _sum(self, make: Make, terms: Sequence[Term], others: Position) -> Value | None:
-        """An int32 value of the sum of terms: exact, or far from the array if the position is.
+    def _sum(self, make: Make, terms: Sequence[Term], remainder: Position) -> Value | None:
+        """An int32 value of the sum of terms: exact, or far from the array if the position, sum + remainder, is.
 
         None if a term has digits, or if the sum may leave int32 and is not a single term that a clamp keeps inside.
         """
         (first, *more), values = terms, self._values
         if not more and first.plain and first.stride == 1:
             return values[first.operand]
-        found = position_interval(Position(tuple(terms)), self._intervals)
-        if found is None or not found.within(-(2**31), 2**31 - 1):
-            rest = position_interval(others, self._intervals)
-            if more or not first.plain or abs(first.stride) > _FAR >> 9 or not (rest and rest.within(-_FAR, _FAR)):
+        total = position_interval(Position(tuple(terms)), self._intervals)
+        if total is None or not total.within(-(2**31), 2**31 - 1):
+            near = position_interval(remainder, self._intervals)
+            if more or not first.plain or abs(first.stride) > _FAR >> 9 or not (near and near.within(-_FAR, _FAR)):
                 return None
             most = 2 * _FAR // abs(first.stride)
             number = make.of("min", make.of("max", values[first.operand], -most), most)
