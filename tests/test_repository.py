@@ -14,6 +14,7 @@ import pytest
 
 import tilekern
 from tilekern.lower.triton.compile import toolchain
+from tilekern.testing import CheckError
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("tilekern", "kernels", "tests", "bench", "examples")
@@ -180,3 +181,9 @@ def test_the_modules_that_a_page_names_exist(page: Path) -> None:
     """Modules with their folder, from the root or from `tilekern/`; a bare `kernel.py` stands for many files."""
     named = re.findall(r"`((?:[\w<>]+/)+\w+\.py)`", page.read_text())
     assert not [n for n in named if "<" not in n and not (ROOT / n).exists() and not (ROOT / "tilekern" / n).exists()]
+
+
+def test_the_template_for_faults_quotes_the_heading_of_the_script_that_check_prints() -> None:
+    heading = "To make it again:"
+    assert heading in (ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text()
+    assert heading in str(CheckError("wrong", "double(x)", "print(1)", ""))
