@@ -267,9 +267,9 @@ def array_of(value: Any) -> Any:
     return jnp.asarray(value)
 
 
-def has_symbols(shape: Sequence[Any]) -> bool:
-    """True if sizes in a shape are symbols of `jax.export`, known only when the exported program runs."""
-    return any(jax.export.is_symbolic_dim(size) for size in shape)
+def has_symbols(tree: Any) -> bool:
+    """True if a size of an array in a pytree is a symbol of `jax.export`, known only when the exported program runs."""
+    return any(jax.export.is_symbolic_dim(n) for x in jax.tree.leaves(tree) for n in getattr(x, "shape", ()))
 
 
 # --- locations ------------------------------------------------------------------------------------------------------

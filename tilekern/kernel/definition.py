@@ -236,7 +236,9 @@ class TypedCall:
 
         A schedule sees a number in the place of a size that is a symbol.
         """
-        arguments = jax.tree.map(with_sizes, self.arguments)
+        arguments = self.arguments
+        if _jax.has_symbols(arguments):
+            arguments = jax.tree.map(with_sizes, arguments)
         return self.definition.stated_blocks(target, arguments, self.options.statics, self.options.blocks)
 
     def blocks_for(self, target: Target) -> dict[str, Tunable]:

@@ -26,9 +26,8 @@ from tilekern.kernel.definition import (
 )
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.primitive import Callee
-from tilekern.kernel.signature import LAUNCH, Signature, check_argument, of_function
+from tilekern.kernel.signature import LAUNCH, Signature, check_argument, check_sizes, of_function
 from tilekern.kernel.statics import python_numbers, static_key
-from tilekern.kernel.symbols import check_sizes, has_symbols
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import DEFAULT, Target, resolve
@@ -206,7 +205,7 @@ class Declared:
             return self._functions[key]
 
         def run(*args: Any) -> Any:
-            if not self._takes_symbols and has_symbols(args):
+            if not self._takes_symbols and _jax.has_symbols(args):
                 return self._in_chunks(args, options)
             prepared = self._prepared(args, options)
             if not prepared.is_reusable and not self._captures_tracers:
@@ -241,7 +240,7 @@ class Declared:
                 fix="outputs are not passed; static arguments go by keyword",
             )
         arguments, first = jax.tree.unflatten(tree, types), target or likely_target(options.asked)
-        if has_symbols(types):
+        if _jax.has_symbols(types):
             if not self._takes_symbols:
                 check_sizes(self.signature.name, by_name)
             return self._prepare(arguments, options, first)  # symbols of two exports cannot be compared

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from tilekern import _jax
 from tilekern.debug_options import interprets
 from tilekern.errors import DependencyError, FallbackWarning, TargetError
 from tilekern.ir.core import Func
@@ -215,7 +214,7 @@ class Instance(Callee):
     # --- rules of JAX ---
 
     def batched(self, size: int, dims: Dims) -> tuple[Callee, Dims]:
-        if _jax.has_symbols((size,)):
+        if jax.export.is_symbolic_dim(size):
             leading = tuple(None if d is None else 0 for d in dims)
             return mapped(self, size, leading), leading
         placed = places(self.func(self.target), tuple(map(before_pairs, self.types, dims)))

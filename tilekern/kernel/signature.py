@@ -256,6 +256,18 @@ def _is_real(value: Any) -> bool:
         return False
 
 
+def check_sizes(name: str, arrays: Mapping[str, Any]) -> None:
+    """Refuse arrays with dims of unknown size, as `jax.export` has them, in a call of `name`."""
+    for path, array in arrays.items():
+        if _jax.has_symbols(array):
+            raise ArgumentError(
+                f"{name} needs arrays of known sizes",
+                expected="sizes that are known when the call is traced; a batch under jax.vmap may be of any size",
+                got=f"{path} = {describe(array)}",
+                fix=f"take jax.vmap of {name} over that dim, if its elements do not mix; or export it for each size",
+            )
+
+
 def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape of an array argument and its dtype, as JAX would canonicalise it; 4-bit dtypes stay.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from tilekern import _jax
-from tilekern.errors import ArgumentError
-from tilekern.lang.tiles import describe
 
 CHUNKS = 256, 16, 1
 """Sizes of chunks along the last symbolic dim; along the others chunks are single elements.
@@ -25,26 +22,9 @@ STAND_IN = 3 * max(CHUNKS)
 """The size that stands for each symbol in proofs and in schedules; a multiple of each chunk."""
 
 
-def has_symbols(tree: Any) -> bool:
-    """True if the size of an array in a pytree is a symbol."""
-    return any(_jax.has_symbols(getattr(x, "shape", ())) for x in jax.tree.leaves(tree))
-
-
 def with_sizes(x: Any) -> Any:
     """The type of an array with `STAND_IN` in the place of each symbol; an array without symbols is returned."""
-    if not has_symbols(x):
+    if not _jax.has_symbols(x):
         return x
     shape = tuple(STAND_IN if jax.export.is_symbolic_dim(size) else size for size in x.shape)
     return jax.ShapeDtypeStruct(shape, x.dtype)
-
-
-def check_sizes(name: str, arrays: Mapping[str, Any]) -> None:
-    """Refuse arrays with dims of unknown size, as `jax.export` has them, in a call of `name`."""
-    for path, array in arrays.items():
-        if _jax.has_symbols(getattr(array, "shape", ())):
-            raise ArgumentError(
-                f"{name} needs arrays of known sizes",
-                expected="sizes that are known when the call is traced; a batch under jax.vmap may be of any size",
-                got=f"{path} = {describe(array)}",
-                fix=f"take jax.vmap of {name} over that dim, if its elements do not mix; or export it for each size",
-            )

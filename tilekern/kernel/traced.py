@@ -22,9 +22,8 @@ from tilekern.kernel.instance import Derivatives, Instance, Tuning
 from tilekern.kernel.primitive import Divisible, Elements, Types
 from tilekern.kernel.results import Results, results
 from tilekern.kernel.sharding_rule import ShardingRule, part_types, rule_of
-from tilekern.kernel.signature import select
+from tilekern.kernel.signature import check_sizes, select
 from tilekern.kernel.stated_sharding import stated
-from tilekern.kernel.symbols import check_sizes
 from tilekern.lower.target import Target
 
 

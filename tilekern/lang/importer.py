@@ -121,7 +121,7 @@ class Importer(Emitter):
             )
         if not _jax.is_live(array):
             raise escaped()
-        if _jax.has_symbols(array.shape):
+        if _jax.has_symbols(array):
             raise unknown_size(describe(array))
         tile = TileType(tuple(array.shape), np.dtype(array.dtype))
         if not isinstance(array, _jax.Tracer) and tile.nbytes <= CONSTANT_BYTES:
