@@ -214,7 +214,7 @@ class Instance(Callee):
     # --- rules of JAX ---
 
     def batched(self, size: int, dims: Dims) -> tuple[Callee, Dims]:
-        if jax.export.is_symbolic_dim(size):
+        if jax.export.is_symbolic_dim(cast(Any, size)):  # without narrowing the type of size
             leading = tuple(None if d is None else 0 for d in dims)
             return mapped(self, size, leading), leading
         placed = places(self.func(self.target), tuple(map(before_pairs, self.types, dims)))
