@@ -99,7 +99,7 @@ class _Apart:
     # --- the dims that keep their index vectors ---
 
     def _stays(self, lane: int) -> int:
-        """Of the array's dims that `lane` indexes, the one that keeps its index vector: of consecutive elements, if any."""
+        """The array's dim, among those of `lane`, to keep its index vector: one of consecutive elements, if any."""
         members = [n for n, dim_of_tile in enumerate(self._op.access.lanes) if dim_of_tile == lane]
         return next((n for n in members if self._is_block(n)), members[0])
 
