@@ -60,6 +60,30 @@ def runs(tokens: int) -> Iterator[tuple[int, int]]:
     return pairwise([*(start for start in _STARTS if start < tokens), tokens])
 
 
+def tokens_of(arrays: Sequence[Any], tokens: slice) -> list[Any]:
+    """Some tokens of the arrays [B, T, C]; arrays of fewer dims as they are."""
+    return [x[:, tokens] if x.ndim == 3 else x for x in arrays]
+
+
+def check_packed(run: Callable[..., Any], arrays: Sequence[Any], state: Any, tolerance: float) -> None:
+    """Compare a call of packed sequences of one row with a call for each sequence."""
+    tokens = arrays[0].shape[1]
+    out, last = run(*arrays, state, segment_ids=packed(tokens, batch=1))
+    for start, stop in runs(tokens):
+        alone, last_alone = run(*tokens_of(arrays, slice(start, stop)), None if start else state)
+        np.testing.assert_allclose(out[:, start:stop], alone, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(last, last_alone, rtol=tolerance, atol=tolerance)
+
+
+def check_decoding(run: Callable[..., Any], arrays: Sequence[Any], state: Any, tolerance: float) -> None:
+    """Compare a call in small blocks with a call for each token."""
+    whole, last = run(*arrays, state, block_t=3, block_c=5)
+    for t in range(arrays[0].shape[1]):
+        out, state = run(*tokens_of(arrays, slice(t, t + 1)), state)
+        np.testing.assert_allclose(out, whole[:, t : t + 1], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(state, last, rtol=tolerance, atol=tolerance)
+
+
 def repeated_ids(batch: int, tokens: int) -> st.SearchStrategy[Any]:
     """Ids int32[batch, tokens] of three numbers, so that most come again behind another one."""
     of_row = st.lists(st.tuples(st.sampled_from([0, 7, -3]), st.integers(1, 6)), min_size=tokens, max_size=tokens)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.recurrences import check, check_gradients, packed, runs
+from tests.kernels.recurrences import check, check_decoding, check_gradients, check_packed, packed
 from tilekern.errors import ArgumentError
 from tilekern.kernels.rg_lru import reference, rg_lru
 from tilekern.kernels.rg_lru.cases import CASES, Case
@@ -67,22 +67,12 @@ def test_decays_of_0_and_1() -> None:
 
 def test_packed_sequences_are_separate_ones() -> None:
     *arrays, state = problem(21, batch=1)
-    run = partial(rg_lru, **BLOCKS)
-    out, last = run(*arrays, state, segment_ids=packed(21, batch=1))
-    for start, stop in runs(21):
-        part = [x[:, start:stop] for x in arrays[:3]]
-        alone, last_alone = run(*part, arrays[3], None if start else state)
-        np.testing.assert_allclose(out[:, start:stop], alone, rtol=2e-6, atol=2e-6)
-    np.testing.assert_allclose(last, last_alone, rtol=2e-6, atol=2e-6)
+    check_packed(partial(rg_lru, **BLOCKS), arrays, state, 2e-6)
 
 
 def test_steps_of_decoding_are_one_call_and_blocks_change_rounding_alone() -> None:
     *arrays, state = problem(5)
-    whole, last = rg_lru(*arrays, state, block_t=3, block_c=5)
-    for t in range(5):
-        out, state = rg_lru(*(x[:, t : t + 1] for x in arrays[:3]), arrays[3], state)
-        np.testing.assert_allclose(out, whole[:, t : t + 1], rtol=2e-6, atol=2e-6)
-    np.testing.assert_allclose(state, last, rtol=2e-6, atol=2e-6)
+    check_decoding(rg_lru, arrays, state, 2e-6)
 
 
 def test_under_vmap_and_checkpoint() -> None:

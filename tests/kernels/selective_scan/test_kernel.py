@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.recurrences import check, check_gradients, packed, runs
+from tests.kernels.recurrences import check, check_decoding, check_gradients, check_packed, packed
 from tilekern.errors import ArgumentError
 from tilekern.kernels.selective_scan import reference, selective_scan
 from tilekern.kernels.selective_scan.cases import CASES, Case
@@ -33,11 +33,6 @@ def both(**keywords: Any) -> tuple[Any, Any]:
     """The kernel with small tiles, and its definition."""
     keywords = {"dt_softplus": True, **keywords}
     return partial(selective_scan, **{**BLOCKS, **keywords}), partial(reference, **keywords)
-
-
-def tokens_of(arrays: list[Any], tokens: slice) -> list[Any]:
-    """Some tokens of all arrays but the state."""
-    return [x[:, tokens] if n in (0, 1, 3, 4, 6) else x for n, x in enumerate(arrays[:8])]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -77,22 +72,12 @@ def test_decays_of_0_and_1() -> None:
 
 def test_packed_sequences_are_separate_ones() -> None:
     *arrays, state = problem(21, batch=1)
-    run = both()[0]
-    out, last = run(*arrays, state, segment_ids=packed(21, batch=1))
-    for start, stop in runs(21):
-        alone, last_alone = run(*tokens_of(arrays, slice(start, stop)), None if start else state)
-        np.testing.assert_allclose(out[:, start:stop], alone, rtol=5e-6, atol=5e-6)
-    np.testing.assert_allclose(last, last_alone, rtol=5e-6, atol=5e-6)
+    check_packed(both()[0], arrays, state, 5e-6)
 
 
 def test_steps_of_decoding_are_one_call_and_blocks_change_rounding_alone() -> None:
     *arrays, state = problem(5)
-    run = partial(selective_scan, dt_softplus=True)
-    whole, last = run(*arrays, state, block_t=3, block_c=5)
-    for t in range(5):
-        out, state = run(*tokens_of(arrays, slice(t, t + 1)), state)
-        np.testing.assert_allclose(out, whole[:, t : t + 1], rtol=5e-6, atol=5e-6)
-    np.testing.assert_allclose(state, last, rtol=5e-6, atol=5e-6)
+    check_decoding(partial(selective_scan, dt_softplus=True), arrays, state, 5e-6)
 
 
 def test_under_vmap_and_checkpoint() -> None:
