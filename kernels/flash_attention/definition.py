@@ -209,7 +209,7 @@ def _until(x: jax.Array, lengths: Any, start: Any) -> jax.Array:
     return jnp.where(inside[:, :, None, None], x, 0)
 
 
-class WholePairs(NamedTuple):
+class _WholePairs(NamedTuple):
     """All pairs of query and key as arrays that broadcast to [B, N, T, S], as masks see them."""
 
     b: jax.Array
@@ -243,7 +243,7 @@ class WholePairs(NamedTuple):
 def _attends(config: Config, extras: Extras, b: jax.Array, n: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
     """The mask, bool that broadcasts to [B, N, T, S]: True where a query attends to a key."""
     offset = config.offset if extras.q_offset is None else extras.q_offset[:, None, None, None] + config.offset
-    return mask_of(config, extras).attends(WholePairs(b, n, i, j, i + offset))
+    return mask_of(config, extras).attends(_WholePairs(b, n, i, j, i + offset))
 
 
 def _drop_weights(

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ import numpy as np
 
 import tilekern as tk
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
-from tilekern.kernels.flash_attention.masks import Span, mask_of
+from tilekern.kernels.flash_attention.masks import Pairs, Span, mask_of
 from tilekern.kernels.flash_attention.mods import Place, call, carried_by, ends_in_product, place_of, places
 from tilekern.kernels.softcap import softcapped
 
@@ -350,7 +351,8 @@ class Scores:
         return queries.start, queries.stop
 
 
-class TilePairs(NamedTuple):
+@dataclass(frozen=True)
+class TilePairs(Pairs):
     """All pairs of a tile of queries and a tile of keys, as masks see them."""
 
     scores: Scores

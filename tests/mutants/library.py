@@ -67,9 +67,9 @@ MUTANTS = (
     ),
     Mutant(
         "attention: the diagonal is masked",
-        "kernels/flash_attention/scores.py",
-        "attends = attends & (rows >= columns)",
-        "attends = attends & (rows > columns)",
+        "kernels/flash_attention/masks.py",
+        "else rows >= columns",
+        "else rows > columns",
         _ATTENTION,
     ),
     Mutant(

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilekern.kernels.flash_attention.definition import WholePairs
+from tilekern.kernels.flash_attention.definition import _WholePairs
 from tilekern.kernels.flash_attention.masks import (
     AllOf,
     ArrayMask,
@@ -85,7 +85,7 @@ def whole(mask: Mask) -> np.ndarray[Any, Any]:
     """The mask as bool[T, S]."""
     i, j = np.arange(QUERIES)[None, None, :, None], np.arange(KEYS)[None, None, None, :]
     zero: Any = np.zeros((1, 1, 1, 1), np.int32)
-    attends = mask.attends(WholePairs(zero, zero, i, j, i + OFFSET))  # pyright: ignore[reportArgumentType] -- NumPy
+    attends = mask.attends(_WholePairs(zero, zero, i, j, i + OFFSET))  # pyright: ignore[reportArgumentType] -- NumPy
     return np.broadcast_to(np.asarray(attends), (1, 1, QUERIES, KEYS))[0, 0]
 
 
