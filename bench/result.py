@@ -12,7 +12,7 @@ class Result:
 
     Attributes:
       name: the name of the measurement.
-      unit: the unit of `value` and `baseline`: "ms", "µs", "s", "MB" or "GFLOP/s".
+      unit: the unit of `value` and `baseline`: "ms", "µs", "s", "MB", "GB/s" or "GFLOP/s".
       value: the number for tilekern.
       limit: the limit of the judged number, which `relation` selects; None if the result is shown without a verdict.
       relation: "ratio", value / baseline, is at most the limit. "difference", value - baseline, is at most the limit.
