@@ -21,6 +21,12 @@ def matmul(x, w, out, *, block_m: tk.Block = 128, block_n: tk.Block = 128, block
     out[i, j] = acc.astype(out.dtype)
 
 
+@matmul.schedule("cuda")
+def _large_tiles(x, w):
+    """For all sizes, with operands by TMA and products of warpgroups."""
+    return {"block_m": 128, "block_n": 128, "block_k": 64}
+
+
 @tk.kernel(out_type=lambda x: LIKE(x.shape, x.dtype))
 def softmax(x, out, *, block: tk.Block = 4):
     i = tk.parallel(x.shape[0], block)
