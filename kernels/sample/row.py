@@ -23,7 +23,8 @@ class Row(NamedTuple):
       logits: float [B, V].
       penalties: of the logits, or None.
       number: the row, an int32 scalar.
-      columns: the tiles of the row's tokens that `reduce` visits: all, or none if the candidates suffice.
+      columns: the tiles of the row's tokens that `reduce` visits: all, or none if the candidates suffice; None for a
+        row of candidates alone.
       candidates: tokens and their keys, int32[block_v] each, that `reduce` visits before `columns`; a key of `LEAST` is
         no token.
     """
@@ -45,6 +46,8 @@ class Row(NamedTuple):
         """Fold step(tokens, their keys, carry) over the candidates and the tiles of the row."""
         for tokens, keys in self.candidates:
             init = step(tokens, keys, init)
+        if self.columns is None:
+            return init
         return tk.fold(self.columns, lambda j, carry: step(j.indices, self.keys(j), carry), init)
 
 
@@ -68,53 +71,44 @@ def _penalized(x: jax.Array, penalties: Penalties, r: Any, j: tk.Tile) -> jax.Ar
     return x
 
 
-def largest(reaches: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def largest(reaches: Callable[[jax.Array], jax.Array], key: Any = LEAST, bits: Any = 32) -> jax.Array:
     """The largest int32 for which `reaches` holds, bit by bit from the sign on; the least int32 if there is none.
 
-    `reaches` holds up to some number, and not from there on.
+    `reaches` holds up to some number, and not from there on. With `bits` 0 the result is `key`.
     """
 
-    def step(n: jax.Array, found: jax.Array) -> jax.Array:
-        raised = found + (jnp.int32(1) << (31 - n))  # with the sign bit, from the least number to 0
-        return jnp.where(reaches(raised), raised, found)
+    def step(n: jax.Array, least: jax.Array) -> jax.Array:
+        raised = least + (jnp.int32(1) << (31 - n))  # with the sign bit, from the least number to 0
+        return jnp.where(reaches(raised), raised, least)
 
-    return tk.fold(tk.serial(32), step, jnp.int32(LEAST))
-
-
-_RANKS = 2
-"""The largest keys of a lane that are candidates: of 64 tokens in 1024 lanes, three share a lane in 4% of all rows."""
+    return tk.fold(tk.serial(32, stop=bits), step, jnp.asarray(key, jnp.int32))
 
 
-def with_candidates(row: Row, top_k: jax.Array, block_v: int) -> Row:
-    """The row, whose `reduce` visits few tokens, all that are among the `top_k` largest, where one pass can tell them.
+def candidates(row: Row, ranks: int, block_v: int) -> tuple[Row, jax.Array]:
+    """A row of the candidates alone, and the largest key of the row's other tokens.
 
-    Each lane of the tiles holds the largest keys among its tokens, the candidates, and the largest key of the other
-    ones. The k-th largest candidate is at most the k-th largest key of the row. If it is above all keys that are no
-    candidates, every token from it on is a candidate, equal ones included. Otherwise `reduce` visits the whole row.
+    Each lane of the tiles holds the `ranks` largest keys among its tokens. If some least key is above the largest key
+    of the other tokens, all tokens from it on are candidates, equal ones included.
     """
     none = jnp.zeros((block_v,), jnp.int32), jnp.full((block_v,), LEAST, jnp.int32)
 
     def step(j: tk.Tile, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        ranks, dropped = carry
+        held, dropped = carry
         tokens, keys, raised = j.indices, row.keys(j), list[tuple[jax.Array, jax.Array]]()
-        for held, key in ranks:
+        for token, key in held:
             exceeds = keys > key
-            raised.append((jnp.where(exceeds, tokens, held), jnp.maximum(keys, key)))
-            tokens, keys = jnp.where(exceeds, held, tokens), jnp.minimum(keys, key)
+            raised.append((jnp.where(exceeds, tokens, token), jnp.maximum(keys, key)))
+            tokens, keys = jnp.where(exceeds, token, tokens), jnp.minimum(keys, key)
         return tuple(raised), jnp.maximum(dropped, keys)
 
-    init: tuple[Any, jax.Array] = (none,) * _RANKS, none[1]
-    ranks, dropped = tk.fold(row.columns, step, init)
+    init: tuple[Any, jax.Array] = (none,) * ranks, none[1]
+    held, dropped = tk.fold(row.columns, step, init)
+    return row._replace(columns=None, candidates=held), dropped.max()
 
-    def reaches(least: jax.Array) -> jax.Array:
-        counts = [(keys >= least).sum(dtype=jnp.int32) for _, keys in ranks]
-        return sum(counts, jnp.int32(0)) >= top_k
 
-    least = jnp.maximum(largest(reaches), LEAST + 1)
-    suffices = dropped.max() < least
+def narrowed(row: Row, few: Row, least: jax.Array, suffices: jax.Array, block_v: int) -> Row:
+    """The row, whose `reduce` visits the candidates from `least` on if they suffice, otherwise all tokens."""
     vocabulary = row.logits.shape[1]
     columns = tk.serial(vocabulary, block_v, stop=jnp.where(suffices, 0, vocabulary))
-    return row._replace(
-        columns=columns,
-        candidates=tuple((tokens, jnp.where(suffices & (keys >= least), keys, LEAST)) for tokens, keys in ranks),
-    )
+    held = ((tokens, jnp.where(suffices & (keys >= least), keys, LEAST)) for tokens, keys in few.candidates)
+    return row._replace(columns=columns, candidates=tuple(held))

@@ -84,9 +84,16 @@ def test_floats(dtype: str, rate: dict[str, Any]) -> None:
     assert found == [expected] * 3
 
 
-@pytest.mark.parametrize("rate", [{"top_k": 3}, {"top_k": 3, "top_p": 0.7, "min_p": 0.02}, {"top_k": 9}], ids=str)
+@pytest.mark.parametrize(
+    "rate",
+    [
+        {"top_k": 3}, {"top_k": 3, "top_p": 0.7, "min_p": 0.02}, {"top_k": 9},
+        {"top_p": 0.5}, {"top_p": 0.99}, {"top_p": 0.9, "min_p": 0.05},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_rows_whose_largest_logits_share_a_lane(rate: dict[str, Any]) -> None:
-    """The candidates of `top_k` hold two tokens of a lane; others make it read the whole row."""
+    """The candidates hold two tokens of a lane, four for `top_p`; more of them make it read the whole row."""
     x = np.tile(np.linspace(-1, 0, 64, dtype=np.float32), (6, 1))
     x[0, 5::8] = np.arange(8)  # all of one lane of 8
     x[1, [5, 13, 21]] = 2, 2, 2  # as many as top_k

@@ -60,6 +60,11 @@ def attention(q, k, v, out, logsumexp, *, block_q: tk.Block = 128, block_k: tk.B
     logsumexp[i, n] = m + jnp.log2(d)
 
 
+@attention.schedule("cuda")
+def _square_tiles(q, k, v):
+    return {"block_q": 128, "block_k": 128}
+
+
 @tk.kernel(out_type=lambda x, rows, kind: (tk.Sum(LIKE(x.shape, x.dtype)), tk.Zeros(LIKE((4,), jnp.int32))))
 def histogram(x, rows, kind, out, counts):
     i = tk.parallel(x.shape[0], 4)
