@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from bench.texts import function_of, gradient, kernels_of
-from tests.lower.library import CASES
+from tests.lower.library import CASES, DIFFERENTIABLE
 from tests.lower.triton.gluon.samples import like, needs_clusters
 from tests.lower.triton.recording.checks import check
 from tests.lower.triton.recording.driver import addresses, driver
@@ -28,7 +28,7 @@ SAMPLED = [
     )
     for name, cases in CASES.items()
     for case in cases
-    for mode in ("forward", "gradient")
+    for mode in (("forward", "gradient") if name in DIFFERENTIABLE else ("forward",))
 ]
 
 
