@@ -21,12 +21,6 @@ def matmul(x, w, out, *, block_m: tk.Block = 128, block_n: tk.Block = 128, block
     out[i, j] = acc.astype(out.dtype)
 
 
-@matmul.schedule("cuda")
-def _large_tiles(x, w):
-    """For all sizes, with operands by TMA and products of warpgroups."""
-    return {"block_m": 128, "block_n": 128, "block_k": 64}
-
-
 @tk.kernel(out_type=lambda x: LIKE(x.shape, x.dtype))
 def softmax(x, out, *, block: tk.Block = 4):
     i = tk.parallel(x.shape[0], block)
@@ -60,11 +54,6 @@ def attention(q, k, v, out, logsumexp, *, block_q: tk.Block = 128, block_k: tk.B
     logsumexp[i, n] = m + jnp.log2(d)
 
 
-@attention.schedule("cuda")
-def _square_tiles(q, k, v):
-    return {"block_q": 128, "block_k": 128}
-
-
 @tk.kernel(out_type=lambda x, rows, kind: (tk.Sum(LIKE(x.shape, x.dtype)), tk.Zeros(LIKE((4,), jnp.int32))))
 def histogram(x, rows, kind, out, counts):
     i = tk.parallel(x.shape[0], 4)
@@ -78,3 +67,14 @@ def histogram(x, rows, kind, out, counts):
     chosen = jax.lax.switch(kind[()], [lambda: small, lambda: -small, lambda: jnp.zeros_like(small)])
     out.at[rows[i], :].add(chosen)
     counts.at[jnp.minimum(steps, 3)].add(1)
+
+
+@matmul.schedule("cuda")
+def _large_tiles(x, w):
+    """For all sizes, with operands by TMA and products of warpgroups."""
+    return {"block_m": 128, "block_n": 128, "block_k": 64}
+
+
+@attention.schedule("cuda")
+def _square_tiles(q, k, v):
+    return {"block_q": 128, "block_k": 128}
