@@ -24,7 +24,7 @@ from bench.llvm.peak import host
 from bench.plain_kernels import CASES, Case
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.blocks import fastest, model_of, tiling
+from tilekern.blocks import by_speed, model_of, tiling
 from tilekern.errors import LargeProgramWarning, TilekernError
 from tilekern.ir.core import Func
 from tilekern.lower.target import resolve
@@ -87,7 +87,7 @@ def _chosen(case: Case, target: str) -> dict[str, int]:
     """The blocks of the target's model."""
     model, start = model_of(resolve(target)), dict.fromkeys(case.kernel.signature.blocks, 128)
     assert model is not None
-    return fastest(partial(_func, case), start, list(start), model)
+    return next(by_speed(partial(_func, case), start, list(start), model))
 
 
 def _func(case: Case, blocks: Mapping[str, int]) -> Func:

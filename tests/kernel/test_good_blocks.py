@@ -18,7 +18,7 @@ from tests import seeds
 from tests.lower.library import CASES as CASES_OF
 from tests.lower.library import NAMES, family
 from tilekern import testing
-from tilekern.blocks import fastest, good_blocks, model_of, tiling
+from tilekern.blocks import by_speed, good_blocks, model_of, tiling
 from tilekern.blocks.choose import Blocks
 from tilekern.ir.core import Func
 from tilekern.lower.target import resolve
@@ -51,7 +51,7 @@ def test_one_evaluation_has_the_seconds_of_every_choice_of_blocks(case: Case) ->
     for target in TARGETS:
         model = model_of(resolve(target))
         assert model is not None
-        chosen = fastest(lambda blocks: traced(case, **blocks), start, list(start), model)
+        chosen = next(by_speed(lambda blocks: traced(case, **blocks), start, list(start), model))
         assert chosen.keys() == start.keys()
         # The numbers of the trace with these blocks, and not those that were derived from the traces of the start.
         best = seconds(traced(case, **chosen), target)
@@ -192,6 +192,24 @@ def test_choices_that_the_target_refuses_are_passed_over() -> None:
 
     sizes = good_blocks(trace, refuses, resolve("tpu:v6e"), {"block": 128}, ["block"], replaceable=True)
     assert sizes["block"] == refused[3] and len(set(refused)) == 4
+
+
+def test_an_error_of_the_model_is_no_error_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(of: Any) -> float:
+        raise ZeroDivisionError("in the model")
+
+    def choose(raises: bool) -> Any:
+        def trace(settings: Blocks) -> Func:
+            if raises:
+                raise ValueError("in the body")
+            return traced(CASES[0], **settings)
+
+        return good_blocks(trace, lambda settings: False, resolve("tpu:v6e"), {}, ["block"], replaceable=True)
+
+    monkeypatch.setattr(importlib.import_module("tilekern.blocks.good_blocks"), "model_of", lambda target: model)
+    assert choose(raises=True) == {"block": 64}
+    with pytest.raises(ZeroDivisionError, match="in the model"):
+        choose(raises=False)
 
 
 @pytest.mark.parametrize("chunk", range(4))

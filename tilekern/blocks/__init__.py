@@ -1,7 +1,7 @@
 """Good blocks without tuning: amounts of work from the block IR, and analytic models that turn them into seconds."""
 
-from tilekern.blocks.choose import fastest, model_of
+from tilekern.blocks.choose import by_speed, model_of
 from tilekern.blocks.good_blocks import good_blocks
 from tilekern.blocks.tiling import tiling
 
-__all__ = ["fastest", "good_blocks", "model_of", "tiling"]
+__all__ = ["by_speed", "good_blocks", "model_of", "tiling"]

@@ -7,6 +7,7 @@ seconds of all combinations of blocks.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,36 +18,36 @@ import jax
 import numpy as np
 
 from tilekern import _jax
-from tilekern.blocks import on_cpu, on_gpu, on_tpu
 from tilekern.blocks.tiling import Loop, Number, Tiling, tiling
 from tilekern.ir.core import Func
 from tilekern.lower.target import Target, backend_of
 
 type Blocks = Mapping[str, Any]
 """Sizes of blocks and values of choices, by name."""
+type Trace = Callable[[Blocks], Func]
+"""Traces a body with sizes of all blocks; raises `BodyError` for sizes that the body does not take."""
 type Model = Callable[[Tiling], Number]
-
-_MODELS = {"CPU": on_cpu.seconds, "GPU": on_gpu.seconds, "TPU": on_tpu.seconds}  # by `Backend.hardware`
+_MODELS = {"CPU": "on_cpu", "GPU": "on_gpu", "TPU": "on_tpu"}
+"""The module of the model, by `Backend.hardware`. It imports constants of the backend, so only the one needed is."""
 _MOST = 20_000  # combinations
 _ALIKE = 1.03
 """Combinations whose seconds differ by less are equally good: the one with the fewest changes comes first."""
 
 
+class BodyError(Exception):
+    """The body of a kernel raised an error for sizes of blocks, or its trace with them is refused."""
+
+
 def model_of(target: Target) -> Model | None:
     """Seconds of a tiling on a target; None if there is no model of it."""
     backend = backend_of(target)
-    model = _MODELS.get(backend.hardware)
-    return None if model is None else partial(model, backend.device(target))
+    if backend.hardware not in _MODELS:
+        return None
+    module = importlib.import_module(f"tilekern.blocks.{_MODELS[backend.hardware]}")
+    return partial(module.seconds, backend.device(target))
 
 
-def fastest(func_with: Callable[[Blocks], Func], start: Blocks, free: Sequence[str], model: Model) -> dict[str, int]:
-    """The fastest sizes of the free blocks, by the model; see `by_speed`."""
-    return next(by_speed(func_with, start, free, model))
-
-
-def by_speed(
-    func_with: Callable[[Blocks], Func], start: Blocks, free: Sequence[str], model: Model
-) -> Iterator[dict[str, int]]:
+def by_speed(func_with: Trace, start: Blocks, free: Sequence[str], model: Model) -> Iterator[dict[str, int]]:
     """Sizes of the free blocks, the fastest first, by the model; sizes of equal speed by their distance from the start.
 
     Args:
@@ -61,7 +62,8 @@ def by_speed(
     while math.prod(map(len, sizes.values())) > _MOST:
         longest = max(sizes, key=lambda name: len(sizes[name]))
         sizes[longest] = [size for size in sizes[longest][::2] if size != start[longest]] + [start[longest]]
-    columns = np.array(list(itertools.product(*sizes.values())), np.int64).reshape(-1, len(sizes))
+    rows = list(itertools.product(*sizes.values()))
+    columns = np.array(rows, np.int64).reshape(len(rows), len(sizes))
     candidates = {name: columns[:, n] for n, name in enumerate(sizes)}
     with np.errstate(all="ignore"):
         seconds = np.broadcast_to(model(_tiling_of(candidates, start, leaves, tree, slopes)), len(columns))
@@ -75,9 +77,7 @@ type _Slope = list[tuple[str, float]]
 """For each number of a tiling how it depends on a block: "times" or "over" with 1, "plus" with the slope."""
 
 
-def _slopes(
-    func_with: Callable[[Blocks], Func], start: Blocks, name: str, leaves: Sequence[Any], tree: Any
-) -> _Slope | None:
+def _slopes(func_with: Trace, start: Blocks, name: str, leaves: Sequence[Any], tree: Any) -> _Slope | None:
     """The dependence of all numbers on a block; None if the body does not take another size, or becomes another one."""
     size = start[name]
     for varied_size in (size // 2, 2 * size):
@@ -85,7 +85,7 @@ def _slopes(
             continue
         try:
             varied, varied_tree = _jax.flatten(tiling(func_with({**start, name: varied_size})))
-        except Exception:  # of the user's body, which may take some sizes only
+        except BodyError:
             continue
         if varied_tree == tree:
             return [_slope(*pair, size, varied_size) for pair in zip(leaves, varied, strict=True)]

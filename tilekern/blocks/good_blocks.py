@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from tilekern.blocks.choose import Blocks, by_speed, model_of
+from tilekern.blocks.choose import Blocks, BodyError, by_speed, model_of
 from tilekern.blocks.tiling import tiling
 from tilekern.ir.core import Func
 from tilekern.lower.target import DEFAULT, Target
@@ -52,21 +52,29 @@ def good_blocks(
     start = {**dict.fromkeys(missing, _START), **known}
 
     def func_with(blocks: Blocks) -> Func:
-        return cse(dce(trace(blocks)))
+        try:
+            func = trace(blocks)
+        except Exception as error:  # of the user's body, which may raise anything
+            raise BodyError from error
+        return cse(dce(func))
+
+    def is_refused(blocks: Blocks) -> bool:
+        func_with(blocks)
+        return refuses(blocks)
 
     def seconds(blocks: Blocks) -> float:
         return float(model(tiling(func_with(blocks))))
 
-    # An error of the user's body: the trace with the defaults, or with `start`, raises it again.
-    with suppress(Exception):
+    # The trace with the defaults, or with `start`, raises the error of the user's body again.
+    with suppress(BodyError):
         own = seconds(start)
-        is_refused = not missing and refuses(start)
-        if not missing and not is_refused and own < _LEAST.get(target.platform, _SHORT):
+        refused = not missing and is_refused(start)
+        if not missing and not refused and own < _LEAST.get(target.platform, _SHORT):
             return {}
         for sizes in islice(by_speed(func_with, start, free, model), _MOST_REFUSED):
             chosen = {**start, **sizes}
-            if not missing and not is_refused and seconds(chosen) * _GAIN >= own:
+            if not missing and not refused and seconds(chosen) * _GAIN >= own:
                 break
-            if not refuses(chosen):
+            if not is_refused(chosen):
                 return {name: chosen[name] for name in free}
     return {name: start[name] for name in missing}

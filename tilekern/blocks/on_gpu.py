@@ -13,6 +13,14 @@ import numpy as np
 
 from tilekern.blocks.tiling import Number, Product, TileAccess, TileOp, Tiling, greatest
 from tilekern.lower.backend import Device
+from tilekern.lower.triton.calibration import (
+    DOT_WARPS,
+    ELEMENTS_PER_THREAD,
+    LARGE_DOT,
+    LARGE_DOT_WARPS,
+    MAX_DEFAULT_WARPS,
+)
+from tilekern.lower.triton.legalize.refuse import LARGEST_TILE
 
 _CYCLE = 1 / 1.8e9
 _LANES, _FUNCTIONS = 128, 16  # results of an operation, and of a function such as exp, in a cycle
@@ -23,7 +31,6 @@ _THREADS, _REGISTERS = 2048, 65536
 _MOST, _OWN = 255, 30  # registers of a thread, and those of them that hold no tiles
 _FEW_THREADS = 128  # with fewer a program alone does not keep a multiprocessor busy
 _SMALLEST = 16  # rows, columns and depth of a product on matrix units
-_LARGEST = 1 << 20  # lanes that Triton takes
 
 _OPERATION, _ADDRESS, _REDUCED, _TRANSPOSED = 0.2, 0.2, 6.0, 6.0  # instructions of a lane
 _EXACT, _OPERANDS = 0.9, 1.0  # share of float32's peak of its products, and cycles of 128 lanes to load an operand
@@ -54,7 +61,7 @@ def seconds(device: Device, tiling: Tiling) -> Number:
     rounds = np.ceil(programs / (device.cores * resident))
     cycles = np.maximum(np.ceil(programs / device.cores) * np.maximum(computed, moved / _L2), rounds * alone)
     cycles = cycles * np.where(_ahead(tiling) > device.fast_memory, _NOT_AHEAD, 1.0)
-    excess = np.maximum(_operands(tiling) / device.fast_memory, _largest(tiling) / _LARGEST)
+    excess = np.maximum(_operands(tiling) / device.fast_memory, _largest(tiling) / LARGEST_TILE)
     time = np.maximum(cycles * _CYCLE, _from_memory(tiling) / device.bandwidth)
     return time * np.where(excess > 1, 1e3 * excess, 1.0)
 
@@ -83,8 +90,10 @@ def _product(device: Device, p: Product, threads: Number) -> Number:
 def _warps(tiling: Tiling) -> Number:
     """The warps of a program without launch options, as `lower.triton` chooses them."""
     if tiling.products:
-        return np.where(greatest(p.batch * p.m * p.n for p in tiling.products) >= 128 * 128, 8, 4)
-    return np.clip(2 ** np.ceil(np.log2(_largest(tiling) / 512)), 1, 8)
+        largest_result = greatest(p.batch * p.m * p.n for p in tiling.products)
+        return np.where(largest_result >= LARGE_DOT, LARGE_DOT_WARPS, DOT_WARPS)
+    warps = 2 ** np.ceil(np.log2(_largest(tiling) / (32 * ELEMENTS_PER_THREAD)))
+    return np.clip(warps, 1, MAX_DEFAULT_WARPS)
 
 
 def _largest(tiling: Tiling) -> Number:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilekern.blocks.tiling import Number, Product, Tile, TileAccess, TileOp, Tiling, times
 from tilekern.lower.backend import Device
+from tilekern.lower.mosaic.chip import LANES, SUBLANES
 
 _CYCLE = 1 / 1.6e9  # of all chips; only ratios matter
 _STEP = 0.4e-6  # seconds of a step of the grid in which nothing is fetched or computed
@@ -23,7 +24,6 @@ _SHIFTED, _ROW = 1.0, 8.0  # cycles of a register that is not aligned, and of a 
 _DELIVERED = 80  # cycles until the matrix units deliver
 _PASSES = {4: 6}  # of products of bfloat16 for one product, by bytes of an element
 _IN_MEMORY = 0.25  # share of the tiles that a program holds outside of registers
-_ROWS, _COLUMNS = 8, 128  # of a register, in elements of 32 bits
 
 
 def seconds(device: Device, tiling: Tiling) -> Number:
@@ -47,9 +47,9 @@ def seconds(device: Device, tiling: Tiling) -> Number:
 def _registers(tile: Tile) -> Number:
     """Registers that a tile takes."""
     if len(tile.shape) < 2:
-        return np.ceil(tile.size / _COLUMNS)
+        return np.ceil(tile.size / LANES)
     *outer, rows, columns = tile.shape
-    return math.prod(outer) * np.ceil(rows / _ROWS) * np.ceil(columns / _COLUMNS)
+    return math.prod(outer) * np.ceil(rows / SUBLANES) * np.ceil(columns / LANES)
 
 
 def _lanes(op: TileOp) -> Number:
@@ -82,8 +82,8 @@ def _windows(tiling: Tiling) -> list[TileAccess]:
 def _padded_bytes(sizes: Sequence[Number], itemsize: int) -> Number:
     """Bytes of a part of an array in whole registers."""
     *outer, rows, columns = (1, 1, *sizes)
-    padded_rows = np.ceil(rows / _ROWS) * _ROWS if len(sizes) > 1 else 1
-    return math.prod(outer) * padded_rows * np.ceil(columns / _COLUMNS) * _COLUMNS * itemsize
+    padded_rows = np.ceil(rows / SUBLANES) * SUBLANES if len(sizes) > 1 else 1
+    return math.prod(outer) * padded_rows * np.ceil(columns / LANES) * LANES * itemsize
 
 
 def _block_bytes(access: TileAccess) -> Number:

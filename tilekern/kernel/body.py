@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import TraceError
+from tilekern.errors import TilekernError, TraceError
 from tilekern.ir.analysis.same_program import difference
 from tilekern.ir.analysis.sharding import Factor, Place, sharding_of
 from tilekern.ir.core import Func
@@ -142,7 +142,11 @@ class Body:
 
         def refuses(settings: Mapping[str, Tunable]) -> bool:
             launch = {name: int(settings[name]) for name in LAUNCH if name in settings}
-            return is_refused(self.trace(self._blocks_of(settings)).func, plain, launch)
+            try:
+                func = self.trace(self._blocks_of(settings)).func
+            except TilekernError:
+                return True
+            return is_refused(func, plain, launch)
 
         # The library's own kernels have schedules, or defaults that were measured.
         is_users = not source.is_prebuilt(self.call.definition.loc)

@@ -46,7 +46,8 @@ class TritonLowering:
         self.func, self.target = func, target
         self.chip = chip_of(target)
         self.program: Program = (build_gluon if target.emitter == "gluon" else build)(func, self.chip, launch)
-        self._stages_are_stated = "num_stages" in launch
+        # The source of a Gluon program reads its stages, so they cannot be changed behind it.
+        self._stages_are_fixed = "num_stages" in launch or target.emitter == "gluon"
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @property
@@ -76,7 +77,7 @@ class TritonLowering:
     def _binary(self) -> Binary:
         """The compiled program. Loads of fewer iterations are in flight if their tiles need too much shared memory."""
         program, binary = self.program, compile_program(self.program, self.chip)
-        while not self._stages_are_stated and program.num_stages > 1 and resources.lacks_shared(binary, self.chip):
+        while not self._stages_are_fixed and program.num_stages > 1 and resources.lacks_shared(binary, self.chip):
             program = replace(program, num_stages=program.num_stages // 2)
             binary = compile_program(program, self.chip)
         resources.check_fits(binary, program, self.chip)

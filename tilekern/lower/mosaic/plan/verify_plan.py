@@ -22,7 +22,7 @@ from tilekern import source
 from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op, Value
-from tilekern.ir.memory import Dim, Load, MemoryOp
+from tilekern.ir.memory import Load, MemoryOp
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
@@ -105,20 +105,16 @@ def _check_dim(plan: KernelPlan, op: MemoryOp, number: int, window_dim: WindowDi
     dim = op.access.dims[number]
     if window_dim.kind in ("at", "tiled"):
         key = plan.scalars.position_key(dim.position, op.positions)
-        is_tile = dim.kind == "block" and dim.size == window_dim.size and _is_multiple(dim)
+        is_tile = dim.kind == "block" and dim.size == window_dim.size and dim.position.is_multiple_of(dim.size)
         fits = key is not None and key == window_dim.key and (is_tile if window_dim.kind == "tiled" else dim.size == 1)
     elif window_dim.kind == "static":
         fits = dim.kind in ("block", "index") and not dim.position.terms
     elif window_dim.kind == "aligned":
-        fits = dim.kind == "block" and dim.size == window_dim.size and _is_multiple(dim)
+        fits = dim.kind == "block" and dim.size == window_dim.size and dim.position.is_multiple_of(dim.size)
     else:
         fits = True
     place = f"dim {number} of {op.name}: {dim.kind} of {dim.size} at {dim.position}"
     require(fits or 0 in op.ref.ref.shape, "an access is outside of its window", _dim_words(window_dim), place)
-
-
-def _is_multiple(dim: Dim) -> bool:
-    return not any(n % dim.size for n in (dim.position.const, *(term.stride for term in dim.position.terms)))
 
 
 def _dim_words(window_dim: WindowDim) -> str:
