@@ -47,7 +47,7 @@ def attention_of_tokens(
     n = tk.parallel(items.sequences.shape[0])
     g = tk.parallel(heads, block_g)
     wide = tk.accumulator(query.dtype)
-    keys = Keys(cache, tables, terms, settings, g, block_k)
+    keys = Keys(tables, settings, block_k, cache, terms, g)
     i, s = tk.tile(rows // group, block_q, items.tiles[n]), items.sequences[n]
     begin, end = tables.starts[s], tables.starts[s + 1]
     shift = tables.lengths[s] - end
@@ -63,7 +63,7 @@ def attention_of_tokens(
         jnp.broadcast_to(positions[:, None], (block_q, group)).reshape(-1),
         first,
         last,
-        keys.begin(block_q * group, group, wide),
+        keys.begin_with_sinks(block_q * group, group, wide),
     )
     total = jnp.where(softmax.total == 0, 1, softmax.total)
     out[n, keys.heads] = (softmax.weighted / total[..., None]).astype(out.dtype)
@@ -105,7 +105,7 @@ def attention_of_parts(
     part = tk.parallel(parts)
     g = tk.parallel(heads, block_g)
     wide = tk.accumulator(query.dtype)
-    keys = Keys(cache, tables, terms, settings, g, block_k)
+    keys = Keys(tables, settings, block_k, cache, terms, g)
 
     length, tokens = tables.lengths[s], tables.starts[s + 1] - tables.starts[s]
     tokens = jnp.where((s < tables.count[0]) & (tokens <= few), tokens, 0)
@@ -124,7 +124,7 @@ def attention_of_parts(
         positions,
         first,
         last,
-        keys.begin(rows, group, wide, with_sinks=part == 0),
+        keys.begin_with_sinks(rows, group, wide, with_sinks=part == 0),
     )
     for ref, value in zip((largest, total, weighted), softmax, strict=True):
         ref[s, part, keys.heads] = value

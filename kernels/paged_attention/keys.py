@@ -7,7 +7,9 @@ grows to m', both sums are scaled by exp(m - m'). Exponentials are powers of 2, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -32,49 +34,61 @@ class Softmax(NamedTuple):
     weighted: Any
 
 
-class Keys(NamedTuple):
-    """What rows of queries attend to.
+@dataclass(frozen=True)
+class PagedKeys(ABC):
+    """What rows of queries attend to: keys and values in pages, in any form of cache.
 
     Attributes:
-      cache: the pages, as refs.
       tables: the tables, as refs.
-      terms: the scales and sinks, as refs.
       settings: the static arguments.
-      g: the heads of the keys, a tile along K.
       block_k: the number of keys in a tile: a multiple of a page, or it divides one.
     """
 
-    cache: Cache
     tables: Tables
-    terms: Terms
     settings: Settings
-    g: tk.Tile
     block_k: int
 
     @property
-    def heads(self) -> Any:
-        """The index of the heads in an array with a dim K: it drops the dim if the tile has one head."""
-        return self.g.start if self.g.size == 1 else self.g
+    @abstractmethod
+    def page(self) -> int:
+        """The number of keys in a page."""
 
-    def begin(self, rows: int, group: int, wide: Any, *, with_sinks: Any = True) -> Softmax:
-        """The softmax of no keys for [G, rows], of the sinks alone where there are sinks and `with_sinks` holds.
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Hv, the elements of a value."""
 
-        Row r is of head r % group of the queries that share a head of the keys.
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dims before the rows of a tile of scores: (G,), or () if G is 1."""
+        return ()
+
+    @abstractmethod
+    def scores_and_values(
+        self, q: Any, places: Sequence[tuple[Any, Any]], exists: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The dot products [G, R, block_k] of rows with a tile of keys, times all scales; the values [G, block_k, Hv].
+
+        Args:
+          q: the rows, as in `attend`.
+          places: of the parts of the tile, indices in the first two dims of the cache.
+          exists: bool[block_k]; keys that do not exist may hold anything. Their values must be 0.
         """
-        lead = () if self.g.size == 1 else (self.g.size,)
-        weighted = tk.zeros((*lead, rows, self.cache.width), wide)
-        if self.terms.sinks is None:
-            return Softmax(tk.full((*lead, rows), -jnp.inf, wide), tk.zeros((*lead, rows), wide), weighted)
-        logits = self.terms.sinks[self.g * group].astype(wide).reshape(*lead, 1, group) * LOG2_E
-        logits = jnp.broadcast_to(logits, (*lead, rows // group, group)).reshape(*lead, rows)
-        logits = jnp.where(with_sinks, logits, -jnp.inf)
-        return Softmax(logits, jnp.where(logits == -jnp.inf, wide.type(0), wide.type(1)), weighted)
 
-    def attend(self, q: jax.Array, s: Any, positions: jax.Array, first: Any, last: Any, before: Softmax) -> Softmax:
+    @abstractmethod
+    def scaled_weights(self, weights: jax.Array, places: Sequence[tuple[Any, Any]], exists: jax.Array) -> jax.Array:
+        """Weights [G, R, block_k] of a tile of values, each multiplied by the scale of its value."""
+
+    def begin(self, rows: int, wide: Any) -> Softmax:
+        """The softmax of no keys for [G, rows]."""
+        shape = (*self.lead, rows)
+        return Softmax(tk.full(shape, -jnp.inf, wide), tk.zeros(shape, wide), tk.zeros((*shape, self.width), wide))
+
+    def attend(self, q: Any, s: Any, positions: jax.Array, first: Any, last: Any, before: Softmax) -> Softmax:
         """Add the keys from `first` up to, not including, `last` of sequence s to a softmax.
 
         Args:
-          q: [G, R, H], without the dim G if it is 1.
+          q: [G, R, H], without the dim G if it is 1; or what `scores_and_values` takes.
           s: the number of the sequence.
           positions: int32[R], the position of each row among the keys; -1 for rows that attend to nothing.
           first: the first key; a window may leave out some keys behind it for some rows.
@@ -82,14 +96,11 @@ class Keys(NamedTuple):
           before: the softmax of earlier keys.
         """
         last = jnp.minimum(last, self._extent)
-        # Without a bound of the scores one factor serves scale and units.
-        factor = self.settings.scale * (LOG2_E if self.settings.softcap is None else 1.0)
 
         def step(j: tk.Tile, so_far: Softmax) -> Softmax:
             places, exists = self._places(s, j), (j.indices >= first) & (j.indices < last)
-            keys, values = self._load(places)
-            scores = tk.dot(q, jnp.swapaxes(keys.astype(q.dtype), -1, -2)) * factor
-            scores = self._bounded(self._scaled(scores, self.terms.key_scale, places, exists))
+            scores, values = self.scores_and_values(q, places, exists)
+            scores = self._bounded(scores)
             attends = exists[None, :] & (j.indices[None, :] <= positions[:, None])
             if self.settings.window is not None:
                 attends &= j.indices[None, :] > positions[:, None] - self.settings.window
@@ -100,27 +111,92 @@ class Keys(NamedTuple):
             powers = jnp.exp2(scores - base[..., None])
             shrink = jnp.exp2(so_far.largest - base)
             total = so_far.total * shrink + powers.sum(axis=-1)
-            weights = self._scaled(powers, self.terms.value_scale, places, exists).astype(q.dtype)
-            # A key behind the end has a weight of 0, but its values may be NaN.
-            values = jnp.where(exists[:, None], values, 0).astype(q.dtype)
+            weights = self.scaled_weights(powers, places, exists).astype(values.dtype)
             return Softmax(largest, total, tk.dot(weights, values, so_far.weighted * shrink[..., None]))
 
         axis = tk.serial(self._extent, self.block_k, start=first, stop=last, whole_tiles=True)
         return tk.fold(axis, step, before)
 
     @property
+    def factor(self) -> float:
+        """What dot products are multiplied by: without a bound of the scores, one factor serves scale and units."""
+        return self.settings.scale * (LOG2_E if self.settings.softcap is None else 1.0)
+
+    @property
     def _extent(self) -> int:
-        return self.tables.pages.shape[1] * self.cache.page
+        return self.tables.pages.shape[1] * self.page
 
     def _places(self, s: Any, j: tk.Tile) -> list[tuple[Any, Any]]:
         """Indices in the first two dims of the cache of the parts of a tile of keys."""
-        page, pages = self.cache.page, self.tables.pages
+        page, pages = self.page, self.tables.pages
         if self.block_k < page:
             return [(pages[s, j.start // page], tk.ds(j.start % page, self.block_k))]
         count = self.block_k // page
-        if count > 1 and self.g.size == 1:
+        if count > 1 and not self.lead:
             return [(pages[s, j // page], slice(None))]  # one load of all pages
         return [(pages[s, j.index * count + n], slice(None)) for n in range(count)]
+
+    def _bounded(self, scores: jax.Array) -> jax.Array:
+        """Scores within the bound, in units of ln 2."""
+        cap = self.settings.softcap
+        return scores if cap is None else jnp.tanh(scores * (1 / cap)) * (cap * LOG2_E)
+
+
+@dataclass(frozen=True)
+class Keys(PagedKeys):
+    """Keys and values of heads, in one array or two.
+
+    Attributes:
+      cache: the pages, as refs.
+      terms: the scales and sinks, as refs.
+      g: the heads of the keys, a tile along K.
+    """
+
+    cache: Cache
+    terms: Terms
+    g: tk.Tile
+
+    @property
+    def page(self) -> int:
+        return self.cache.page
+
+    @property
+    def width(self) -> int:
+        return self.cache.width
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return () if self.g.size == 1 else (self.g.size,)
+
+    @property
+    def heads(self) -> Any:
+        """The index of the heads in an array with a dim K: it drops the dim if the tile has one head."""
+        return self.g.start if self.g.size == 1 else self.g
+
+    def begin_with_sinks(self, rows: int, group: int, wide: Any, *, with_sinks: Any = True) -> Softmax:
+        """The softmax of no keys for [G, rows], of the sinks alone where there are sinks and `with_sinks` holds.
+
+        Row r is of head r % group of the queries that share a head of the keys.
+        """
+        nothing = self.begin(rows, wide)
+        if self.terms.sinks is None:
+            return nothing
+        logits = self.terms.sinks[self.g * group].astype(wide).reshape(*self.lead, 1, group) * LOG2_E
+        logits = jnp.broadcast_to(logits, (*self.lead, rows // group, group)).reshape(*self.lead, rows)
+        logits = jnp.where(with_sinks, logits, -jnp.inf)
+        return Softmax(logits, jnp.where(logits == -jnp.inf, wide.type(0), wide.type(1)), nothing.weighted)
+
+    def scores_and_values(
+        self, q: jax.Array, places: Sequence[tuple[Any, Any]], exists: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        keys, values = self._load(places)
+        scores = tk.dot(q, jnp.swapaxes(keys.astype(q.dtype), -1, -2)) * self.factor
+        # A key behind the end has a weight of 0, but its values may be NaN.
+        values = jnp.where(exists[:, None], values, 0).astype(q.dtype)
+        return self._scaled(scores, self.terms.key_scale, places, exists), values
+
+    def scaled_weights(self, weights: jax.Array, places: Sequence[tuple[Any, Any]], exists: jax.Array) -> jax.Array:
+        return self._scaled(weights, self.terms.value_scale, places, exists)
 
     def _load(self, places: Sequence[tuple[Any, Any]]) -> tuple[jax.Array, jax.Array]:
         """The keys [G, block_k, H] and values [G, block_k, Hv] of a tile, without the dim G if it is 1."""
@@ -129,14 +205,14 @@ class Keys(NamedTuple):
             pairs = keys.at[:, :, self.g * 2]
             return self._tile(pairs, places, 0), self._tile(pairs, places, 1)
         if values is None:
-            pairs = _joined([keys[(*place, self.g * 2)] for place in places])
+            pairs = joined([keys[(*place, self.g * 2)] for place in places])
             pairs = jnp.swapaxes(pairs, 0, 1).reshape(self.g.size, 2, self.block_k, pairs.shape[-1])
             return pairs[:, 0], pairs[:, 1]
         return self._tile(keys, places, self.heads), self._tile(values, places, self.heads)
 
     def _tile(self, array: Any, places: Sequence[tuple[Any, Any]], heads: Any) -> jax.Array:
         """[G, block_k, H] of an array [pages, page, K, H]; without the dim G if `heads` is a number."""
-        tile = _joined([array[(*place, heads)] for place in places])
+        tile = joined([array[(*place, heads)] for place in places])
         if not isinstance(heads, tk.Tile):
             return tile.reshape(self.block_k, tile.shape[-1])
         return jnp.swapaxes(tile.reshape(self.block_k, heads.size, tile.shape[-1]), 0, 1)
@@ -146,19 +222,14 @@ class Keys(NamedTuple):
         if scale is None:
             return numbers
         if scale.ndim == 3:
-            tile = _joined([scale[(*place, self.heads)] for place in places])
+            tile = joined([scale[(*place, self.heads)] for place in places])
             tile = tile.reshape(self.block_k, self.g.size).T
             tile = jnp.where(exists[None, :], tile, 0).astype(numbers.dtype)
             return numbers * (tile if self.g.size == 1 else tile[:, None, :])
         factor = scale[0 if scale.shape[0] == 1 else self.heads].astype(numbers.dtype)
         return numbers * (factor if factor.ndim == 0 else factor[:, None, None])
 
-    def _bounded(self, scores: jax.Array) -> jax.Array:
-        """Scores within the bound, in units of ln 2."""
-        cap = self.settings.softcap
-        return scores if cap is None else jnp.tanh(scores * (1 / cap)) * (cap * LOG2_E)
 
-
-def _joined(tiles: Sequence[jax.Array]) -> jax.Array:
+def joined(tiles: Sequence[jax.Array]) -> jax.Array:
     """Tiles one after the other along their first dim, keys; a tile of several pages [n, page, ...] as it is."""
     return tiles[0] if len(tiles) == 1 else jnp.concatenate(tiles)

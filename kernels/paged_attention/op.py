@@ -68,15 +68,22 @@ def paged_attention_op(
     long = [x.reshape(-1, cache.heads, block_q, group, *x.shape[3:]) for x in results if x is not None]
     long = [x[item, :, jnp.arange(tokens) % block_q] for x in long]
 
-    def of_both(number: int, nothing: float, dtype: Any) -> jax.Array:
+    def of_both(number: int, nothing: float) -> jax.Array:
         """The rows of result `number`, [T, N, ...]."""
-        lead = (tokens,) + (1,) * (long[number].ndim - 1)
-        of_sequences = jnp.where(is_short.reshape(lead), short[number].astype(dtype), long[number])
-        result = jnp.where((sequence >= 0).reshape(lead), of_sequences, nothing)
+        result = of_tokens(sequence, is_short, short[number], long[number], nothing)
         return result.reshape(tokens, heads, *result.shape[3:])
 
-    out = of_both(0, 0.0, query.dtype)
-    return out, of_both(1, -jnp.inf, tk.accumulator(query.dtype)) if return_logsumexp else None
+    return of_both(0, 0.0), of_both(1, -jnp.inf) if return_logsumexp else None
+
+
+def of_tokens(sequence: jax.Array, is_short: jax.Array, short: jax.Array, long: jax.Array, nothing: float) -> jax.Array:
+    """The rows [T, ...] of each token: of `short` where its sequence is short, of `long` otherwise.
+
+    `sequence` is int32[T], the sequence of each token. The rows of tokens of no sequence are `nothing`.
+    """
+    lead = (sequence.size,) + (1,) * (long.ndim - 1)
+    of_sequences = jnp.where(is_short.reshape(lead), short.astype(long.dtype), long)
+    return jnp.where((sequence >= 0).reshape(lead), of_sequences, nothing)
 
 
 def sequences_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_int32, is_integer, require
 from tilekern.kernels.paged_attention import checks
-from tilekern.kernels.paged_attention.arguments import Cache, Pages, Tables
+from tilekern.kernels.paged_attention.arguments import Pages, Tables
 from tilekern.kernels.paged_attention.op import sequences_of
 from tilekern.kernels.quantization import LARGEST, rounded, scale_of
 from tilekern.kernels.rope import rope
@@ -85,17 +85,17 @@ def write_pages(
         checks.scale_of_written("write_pages", name, scale, cache)
     if 0 in (new_keys.size, cache.keys.size, page_indices.size):
         return Pages(kv_pages, key_scale, value_scale)
-    positions, place = _places(tables, new_keys.shape[0], cache)
+    positions, place = places_of(tables, new_keys.shape[0], *cache.keys.shape[:2])
     if theta is not None or frequencies is not None:
         rotation: dict[str, Any] = {"frequencies": frequencies, "interleaved": interleaved, "target": target}
         rotation |= {} if theta is None else {"theta": theta}
         new_keys = rope(new_keys[None], positions[None], **rotation)[0]
-    keys, key_scale = _stored(new_keys, key_scale, cache.keys.dtype, place)
-    values, value_scale = _stored(new_values, value_scale, cache.keys.dtype, place)
+    keys, key_scale = stored(new_keys, key_scale, cache.keys.dtype, place)
+    values, value_scale = stored(new_values, value_scale, cache.keys.dtype, place)
     if cache.values is not None:
-        return Pages((_put(cache.keys, keys, place), _put(cache.values, values, place)), key_scale, value_scale)
+        return Pages((put(cache.keys, keys, place), put(cache.values, values, place)), key_scale, value_scale)
     both = jnp.stack([keys, values], axis=2).reshape(keys.shape[0], -1, keys.shape[2])
-    return Pages(_put(cache.keys, both, place), key_scale, value_scale)
+    return Pages(put(cache.keys, both, place), key_scale, value_scale)
 
 
 def copy_pages[ArrayTree](kv_pages: ArrayTree, sources: jax.Array, targets: jax.Array) -> ArrayTree:
@@ -153,27 +153,26 @@ def copy_pages[ArrayTree](kv_pages: ArrayTree, sources: jax.Array, targets: jax.
     return jax.tree.map(copied, kv_pages)
 
 
-def _places(tables: Tables, tokens: int, cache: Cache) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def places_of(tables: Tables, tokens: int, pages: int, page_size: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """int32[T], the position of each new token; and its page, `pages` for none, and its place in the page."""
     sequence, _ = sequences_of(tables, tokens)
     position = tables.lengths[sequence] - tables.starts[sequence + 1] + jnp.arange(tokens, dtype=jnp.int32)
-    number = position // cache.page
+    number = position // page_size
     exists = (sequence >= 0) & (position >= 0) & (number < tables.pages.shape[1])
     page = tables.pages[sequence, jnp.where(exists, number, 0)]
-    pages = cache.keys.shape[0]
     # `at` counts negative numbers from the end of the cache, and drops those behind it.
     page = jnp.where(exists & (page >= 0) & (page < pages), page, pages)
-    return jnp.maximum(position, 0), (page, position % cache.page)
+    return jnp.maximum(position, 0), (page, position % page_size)
 
 
-def _stored(new: jax.Array, scale: Any, dtype: Any, place: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+def stored(new: jax.Array, scale: Any, dtype: Any, place: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
     """New keys or values [T, K, H] in the dtype of the cache, and the scales, with the new ones if each key has one."""
     if scale is None and new.dtype == dtype:
         return new, None
     wide = new.astype(jnp.promote_types(new.dtype, jnp.float32))
     if scale is not None and jnp.ndim(scale) == 3:
         of_tokens = scale_of(jnp.abs(wide).max(axis=2), str(dtype)).astype(scale.dtype)
-        scale, factor = _put(scale, of_tokens, place), of_tokens[..., None].astype(wide.dtype)
+        scale, factor = put(scale, of_tokens, place), of_tokens[..., None].astype(wide.dtype)
     else:
         factor = jnp.asarray(1 if scale is None else scale, wide.dtype)
         factor = factor[:, None] if factor.size > 1 else factor.reshape(())
@@ -181,6 +180,6 @@ def _stored(new: jax.Array, scale: Any, dtype: Any, place: tuple[jax.Array, jax.
     return (rounded(scaled, str(dtype)) if str(dtype) in LARGEST else scaled.astype(dtype)), scale
 
 
-def _put(pool: jax.Array, rows: jax.Array, place: tuple[jax.Array, jax.Array]) -> jax.Array:
+def put(pool: jax.Array, rows: jax.Array, place: tuple[jax.Array, jax.Array]) -> jax.Array:
     """The pool [pages, page, ...] with rows [T, ...] at their pages and places; page `pages` is none."""
     return jnp.asarray(pool).at[place].set(rows, mode="drop")
