@@ -20,7 +20,9 @@ from tests.lower.library import NAMES, family
 from tilekern import testing
 from tilekern.blocks import by_speed, good_blocks, model_of, tiling
 from tilekern.blocks.choose import Blocks
+from tilekern.ir.control import Fold
 from tilekern.ir.core import Func
+from tilekern.kernel.composite import called
 from tilekern.lower.target import resolve
 from tilekern.testing.programs.batches import sample
 
@@ -51,7 +53,7 @@ def test_one_evaluation_has_the_seconds_of_every_choice_of_blocks(case: Case) ->
     for target in TARGETS:
         model = model_of(resolve(target))
         assert model is not None
-        chosen = next(by_speed(lambda blocks: traced(case, **blocks), start, list(start), model))
+        chosen = next(by_speed(lambda blocks: [traced(case, **blocks)], start, list(start), model))
         assert chosen.keys() == start.keys()
         # The numbers of the trace with these blocks, and not those that were derived from the traces of the start.
         best = seconds(traced(case, **chosen), target)
@@ -187,11 +189,73 @@ def test_choices_that_the_target_refuses_are_passed_over() -> None:
         refused.append(settings["block"])
         return len(refused) < 4
 
-    def trace(settings: Blocks) -> Func:
-        return traced(case, **settings)
+    def programs(settings: Blocks) -> list[Func]:
+        return [traced(case, **settings)]
 
-    sizes = good_blocks(trace, refuses, resolve("tpu:v6e"), {"block": 128}, ["block"], replaceable=True)
+    sizes = good_blocks(programs, refuses, resolve("tpu:v6e"), {"block": 128}, ["block"], replaceable=True)
     assert sizes["block"] == refused[3] and len(set(refused)) == 4
+
+
+def _product(x, w, out, *, rows: tk.Block, columns: tk.Block, inner: tk.Block):
+    i, j = tk.parallel(x.shape[0], rows), tk.parallel(w.shape[1], columns)
+    k = tk.serial(x.shape[1], inner)
+    acc = tk.fold(k, lambda k, acc: acc + tk.dot(x[i, k], w[k, j]), tk.zeros((i, j), jnp.float32))
+    out[i, j] = acc.astype(out.dtype)
+
+
+def _new_product() -> Any:
+    return tk.kernel(out_type=lambda x, w: S((x.shape[0], w.shape[1]), x.dtype))(_product)
+
+
+_FACTORS = S((512, 2048), jnp.bfloat16), S((2048, 512), jnp.bfloat16)
+
+
+def _programs(function: Any, target: str, *types: Any) -> dict[str, Func]:
+    """The Funcs that a function of arrays of the types runs on a target, by name."""
+    resolved = resolve(target)
+    return {kernel.name: kernel.func(resolved) for kernel, _ in called(jax.make_jaxpr(function)(*types), resolved)}
+
+
+def _gradient(kernel: Any, target: str, **blocks: Any) -> Any:
+    """The gradient of the sum of a kernel's results by all arguments."""
+
+    def total(*arrays: Any) -> jax.Array:
+        return jnp.sum(kernel(*arrays, target=target, **blocks).astype(jnp.float32))
+
+    return lambda *arrays: jax.grad(total, tuple(range(len(arrays))))(*arrays)
+
+
+def test_a_derived_gradient_has_blocks_of_its_own() -> None:
+    x, w, target, product = *_FACTORS, "cuda:sm_90", _new_product()
+    model = model_of(resolve(target))
+    assert model is not None
+    programs = _programs(_gradient(product, target), target, x, w)
+    forward = dict(zip(("rows", "columns", "inner"), _blocks_with_loop(programs["_product"]), strict=True))
+    stated = _programs(_gradient(product, target, **forward), target, x, w)
+    assert blocks_of(stated["_product"]) == blocks_of(programs["_product"])
+    gradients = [{n: f for n, f in funcs.items() if n != "_product"} for funcs in (programs, stated)]
+    own, of_forward = (sum(float(model(tiling(f))) for f in funcs.values()) for funcs in gradients)
+    assert 1.5 * own <= of_forward
+
+
+def _blocks_with_loop(func: Func) -> tuple[int, ...]:
+    """The blocks of the grid, then that of the only fold."""
+    (fold,) = (op for op in func.walk() if isinstance(op, Fold))
+    return (*blocks_of(func), fold.axis.block)
+
+
+def test_blocks_of_a_call_serve_its_gradient() -> None:
+    blocks = {"rows": 64, "columns": 32, "inner": 512}
+    programs = _programs(_gradient(_new_product(), "cuda:sm_90", **blocks), "cuda:sm_90", *_FACTORS)
+    # Each stage has the program's rows or columns along its grid.
+    assert {size for func in programs.values() for size in blocks_of(func)} <= set(blocks.values())
+
+
+def test_a_schedule_serves_the_gradient_of_its_kernel() -> None:
+    product = _new_product()
+    product.schedule("cuda")(lambda x, w: {"rows": 64, "columns": 32, "inner": 512})
+    programs = _programs(_gradient(product, "cuda:sm_90"), "cuda:sm_90", *_FACTORS)
+    assert {size for func in programs.values() for size in blocks_of(func)} <= {64, 32, 512}
 
 
 def test_an_error_of_the_model_is_no_error_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +263,12 @@ def test_an_error_of_the_model_is_no_error_of_the_body(monkeypatch: pytest.Monke
         raise ZeroDivisionError("in the model")
 
     def choose(raises: bool) -> Any:
-        def trace(settings: Blocks) -> Func:
+        def programs(settings: Blocks) -> list[Func]:
             if raises:
                 raise ValueError("in the body")
-            return traced(CASES[0], **settings)
+            return [traced(CASES[0], **settings)]
 
-        return good_blocks(trace, lambda settings: False, resolve("tpu:v6e"), {}, ["block"], replaceable=True)
+        return good_blocks(programs, lambda settings: False, resolve("tpu:v6e"), {}, ["block"], replaceable=True)
 
     monkeypatch.setattr(importlib.import_module("tilekern.blocks.good_blocks"), "model_of", lambda target: model)
     assert choose(raises=True) == {"block": 64}

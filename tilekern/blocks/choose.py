@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,13 @@ from tilekern import _jax
 from tilekern.blocks.tiling import Loop, Number, Tiling, tiling
 from tilekern.ir.core import Func
 from tilekern.lower.target import Target, backend_of
+from tilekern.passes.cse import cse
+from tilekern.passes.dce import dce
 
 type Blocks = Mapping[str, Any]
 """Sizes of blocks and values of choices, by name."""
-type Trace = Callable[[Blocks], Func]
-"""Traces a body with sizes of all blocks; raises `BodyError` for sizes that the body does not take."""
+type Programs = Callable[[Blocks], Sequence[Func]]
+"""Returns the Funcs that a call runs, for sizes of all blocks; raises `BodyError` for sizes that the body refuses."""
 type Model = Callable[[Tiling], Number]
 _MODELS = {"CPU": "on_cpu", "GPU": "on_gpu", "TPU": "on_tpu"}
 """The module of the model, by `Backend.hardware`. It imports constants of the backend, so only the one needed is."""
@@ -47,17 +49,22 @@ def model_of(target: Target) -> Model | None:
     return partial(module.seconds, backend.device(target))
 
 
-def by_speed(func_with: Trace, start: Blocks, free: Sequence[str], model: Model) -> Iterator[dict[str, int]]:
+def tilings(funcs: Iterable[Func]) -> list[Tiling]:
+    """The tilings of Funcs, after passes by which no op is computed twice or in vain."""
+    return [tiling(cse(dce(func))) for func in funcs]
+
+
+def by_speed(programs: Programs, start: Blocks, free: Sequence[str], model: Model) -> Iterator[dict[str, int]]:
     """Sizes of the free blocks, the fastest first, by the model; sizes of equal speed by their distance from the start.
 
     Args:
-      func_with: traces the body with given blocks.
+      programs: the Funcs of a call with given blocks, whose seconds add up.
       start: sizes of all blocks, with which the body can be traced.
       free: the blocks to choose.
       model: the model of the target.
     """
-    leaves, tree = _jax.flatten(tiling(func_with(start)))
-    slopes = {name: slope for name in free if (slope := _slopes(func_with, start, name, leaves, tree)) is not None}
+    leaves, tree = _jax.flatten(tilings(programs(start)))
+    slopes = {name: slope for name in free if (slope := _slopes(programs, start, name, leaves, tree)) is not None}
     sizes = {name: _sizes(start[name], _extent(slope, leaves, tree)) for name, slope in slopes.items()}
     while math.prod(map(len, sizes.values())) > _MOST:
         longest = max(sizes, key=lambda name: len(sizes[name]))
@@ -66,7 +73,8 @@ def by_speed(func_with: Trace, start: Blocks, free: Sequence[str], model: Model)
     columns = np.array(rows, np.int64).reshape(len(rows), len(sizes))
     candidates = {name: columns[:, n] for n, name in enumerate(sizes)}
     with np.errstate(all="ignore"):
-        seconds = np.broadcast_to(model(_tiling_of(candidates, start, leaves, tree, slopes)), len(columns))
+        numbers = _tilings_of(candidates, start, leaves, tree, slopes)
+        seconds = np.broadcast_to(sum(map(model, numbers)), len(columns))
     steps = sum((abs(np.log2(c / start[name])) for name, c in candidates.items()), start=np.zeros(len(columns)))
     grades = np.floor(np.log(seconds / np.nanmin(seconds)) / np.log(_ALIKE))
     for best in np.lexsort((seconds, steps, grades)):
@@ -77,14 +85,14 @@ type _Slope = list[tuple[str, float]]
 """For each number of a tiling how it depends on a block: "times" or "over" with 1, "plus" with the slope."""
 
 
-def _slopes(func_with: Trace, start: Blocks, name: str, leaves: Sequence[Any], tree: Any) -> _Slope | None:
+def _slopes(programs: Programs, start: Blocks, name: str, leaves: Sequence[Any], tree: Any) -> _Slope | None:
     """The dependence of all numbers on a block; None if the body does not take another size, or becomes another one."""
     size = start[name]
     for varied_size in (size // 2, 2 * size):
         if varied_size < 1:
             continue
         try:
-            varied, varied_tree = _jax.flatten(tiling(func_with({**start, name: varied_size})))
+            varied, varied_tree = _jax.flatten(tilings(programs({**start, name: varied_size})))
         except BodyError:
             continue
         if varied_tree == tree:
@@ -102,10 +110,10 @@ def _slope(first: Any, second: Any, size: int, varied_size: int) -> tuple[str, f
     return "plus", (second - first) / (varied_size - size)
 
 
-def _tiling_of(
+def _tilings_of(
     candidates: Mapping[str, Any], start: Blocks, leaves: Sequence[Any], tree: Any, slopes: Mapping[str, _Slope]
-) -> Tiling:
-    """The tiling with an array in the place of each number, with an element for each choice of blocks."""
+) -> list[Tiling]:
+    """The tilings with an array in the place of each number, with an element for each choice of blocks."""
     numbers: list[Any] = []
     for n, leaf in enumerate(leaves):
         number: Any = leaf
@@ -123,14 +131,14 @@ def _tiling_of(
 
 def _extent(slope: _Slope, leaves: Sequence[Any], tree: Any) -> int:
     """The longest axis whose tiles are as large as a block; 0 if there is none."""
-    marked: Tiling = jax.tree.unflatten(tree, [how == "times" for how, _ in slope])
-    plain: Tiling = jax.tree.unflatten(tree, leaves)
+    marked: list[Tiling] = jax.tree.unflatten(tree, [how == "times" for how, _ in slope])
+    plain: list[Tiling] = jax.tree.unflatten(tree, leaves)
     loops = zip(_loops(marked), _loops(plain), strict=True)
     return max((loop.extent for mark, loop in loops if mark.block), default=0)
 
 
-def _loops(of: Tiling) -> list[Loop]:
-    return [*of.grid, *(loops[-1] for loops in of.folds)]
+def _loops(of: Sequence[Tiling]) -> list[Loop]:
+    return [loop for tiling in of for loop in (*tiling.grid, *(loops[-1] for loops in tiling.folds))]
 
 
 def _sizes(start: int, extent: int) -> list[int]:

@@ -6,12 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from tilekern.blocks.choose import Blocks, BodyError, by_speed, model_of
-from tilekern.blocks.tiling import tiling
+from tilekern.blocks.choose import Blocks, BodyError, Programs, by_speed, model_of, tilings
 from tilekern.ir.core import Func
 from tilekern.lower.target import DEFAULT, Target
-from tilekern.passes.cse import cse
-from tilekern.passes.dce import dce
 
 _LEAST = {"cpu": 50e-6}
 """Seconds, by the model, from which other blocks than the defaults are looked for: by platform, for others `_SHORT`."""
@@ -23,7 +20,7 @@ _MOST_REFUSED = 8  # choices of blocks that the target refuses, until the start 
 
 
 def good_blocks(
-    trace: Callable[[Blocks], Func],
+    programs: Programs,
     refuses: Callable[[Blocks], bool],
     target: Target,
     known: Blocks,
@@ -37,7 +34,7 @@ def good_blocks(
     less than `_LEAST`, if the target has no model, and if the body does not take other sizes.
 
     Args:
-      trace: traces the body with sizes of all blocks and values of all choices.
+      programs: returns the Funcs of a call, for sizes of all blocks and values of all choices.
       refuses: True if the target does not lower the body with these sizes and values, or warns that they are too large.
       target: the target.
       known: blocks and choices by the call, the schedule or a default.
@@ -51,19 +48,18 @@ def good_blocks(
         return {}
     start = {**dict.fromkeys(missing, _START), **known}
 
-    def func_with(blocks: Blocks) -> Func:
+    def checked(blocks: Blocks) -> Sequence[Func]:
         try:
-            func = trace(blocks)
+            return programs(blocks)
         except Exception as error:  # of the user's body, which may raise anything
             raise BodyError from error
-        return cse(dce(func))
 
     def is_refused(blocks: Blocks) -> bool:
-        func_with(blocks)
+        checked(blocks)
         return refuses(blocks)
 
     def seconds(blocks: Blocks) -> float:
-        return float(model(tiling(func_with(blocks))))
+        return float(sum(map(model, tilings(checked(blocks)))))
 
     # The trace with the defaults, or with `start`, raises the error of the user's body again.
     with suppress(BodyError):
@@ -71,7 +67,7 @@ def good_blocks(
         refused = not missing and is_refused(start)
         if not missing and not refused and own < _LEAST.get(target.platform, _SHORT):
             return {}
-        for sizes in islice(by_speed(func_with, start, free, model), _MOST_REFUSED):
+        for sizes in islice(by_speed(checked, start, free, model), _MOST_REFUSED):
             chosen = {**start, **sizes}
             if not missing and not refused and seconds(chosen) * _GAIN >= own:
                 break

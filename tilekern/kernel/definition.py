@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
@@ -72,7 +72,8 @@ class Definition:
       loc: the place of the `def`.
       residuals: the most bytes of carries that a derived backward pass may save.
       gradient_schedules: the schedules of derived derivatives, by name or prefix; `schedules` serve all other targets.
-      derives: True for the copy that uses `gradient_schedules`.
+      derives: for a copy that derivatives are derived from, the source of its blocks: `gradient_schedules` and tuned
+        blocks, "stated", or the model of the target, "modelled"; "" for the definition itself.
     """
 
     function: Callable[..., Any]
@@ -84,7 +85,7 @@ class Definition:
     loc: source.Loc
     residuals: int = RESIDUALS
     gradient_schedules: dict[str, Schedule] = field(default_factory=dict[str, Schedule])
-    derives: bool = False
+    derives: Literal["", "stated", "modelled"] = ""
 
     def settings(self) -> _jax.Settings:
         """The caller's settings of JAX; prebuilt kernels have only their `x64`, for checks are of the user's code."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import jax
 
+from tilekern.autodiff.activity import is_float as has_tangent
 from tilekern.autodiff.backward import Backward, backward
 from tilekern.autodiff.tangent import tangent
 from tilekern.ir.core import Func, Value
@@ -79,6 +80,22 @@ def _tangent_of(of: Instance, moving: tuple[bool, ...]) -> Instance:
     kernel = _derived(of, f"{of.name}_tangent", outputs, types, version, Divisible(rule, part))
     kernel.version(kernel.target)  # so that an error comes with the call
     return kernel
+
+
+def gradient_funcs(func: Func, residuals: int) -> list[Func]:
+    """The Funcs that compute the gradient by all float inputs of a Func, for estimates of their time.
+
+    Args:
+      func: the Func, after the passes of all targets.
+      residuals: the most bytes of carries that the backward pass may save.
+
+    Raises:
+      NotDifferentiableError: an op has no derivative.
+    """
+    wrt = [has_tangent(param) for param in func.inputs]
+    moving = pipeline.run(tangent(func, wrt))
+    linear = [number >= len(wrt) for number in range(len(moving.inputs))]
+    return [stage.func for stage in backward(moving, linear, residuals).stages]
 
 
 def stage_of(of: Instance, func: Func) -> Instance:

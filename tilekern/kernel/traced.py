@@ -68,7 +68,7 @@ def instance(body: Body) -> Instance:
         version=body.version,
         launch=body.launch,
         derivatives=_derivatives(body.call)._replace(
-            source=derivatives_from if body.has_blocks_for_derivatives else None
+            source=derivatives_from if body.has_blocks_for_derivatives or body.models_derivatives else None
         ),
         tuning=Tuning(
             body.settings,
@@ -97,7 +97,7 @@ def _derivatives(call: TypedCall) -> Derivatives:
         derived_rules.transpose if rules.transpose is None else transpose,
         residuals=definition.residuals,
         are_stated=not rules.states_none,
-        have_blocks=definition.derives,
+        have_blocks=definition.derives == "stated",
     )
 
 
