@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 help:
 	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
 	@echo 'make train        train a transformer on a mesh of 8 virtual devices, and compare with one, and with plain JAX'
-	@echo 'make generate     generate text with that transformer, by a server loop with a paged cache, beside plain JAX'
+	@echo 'make generate     generate text with that transformer, or a Llama, by a server loop with a paged cache, beside plain JAX'
 	@echo 'make test         run the tests'
 	@echo 'make test-full    run all tests in parts, slow ones and all cases of sweeps, too; goes on where it stopped'
 	@echo 'make test-levels  run a sample of the tests of CPU code at lesser levels than that of this CPU; ARGS=--all for all'
@@ -43,7 +43,7 @@ demo: .venv/installed-demo
 train: .venv/installed-train
 	@.venv/bin/python examples/train.py --devices 8 --mesh data=2,model=2,sequence=2 --compare $(ARGS)
 
-generate: .venv/installed-train
+generate: .venv/installed-generate
 	@.venv/bin/python -m examples.generate $(ARGS)
 
 test: .venv/installed-test

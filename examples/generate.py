@@ -1,6 +1,7 @@
-"""Generate text with the transformer of `examples/train.py`: a server loop on the kernels of tilekern.
+"""Generate text with the transformer of `examples/train.py`, or a Llama: a server loop on the kernels of tilekern.
 
     python -m examples.generate --checkpoint build/train --drafts 4
+    python -m examples.generate --safetensors Llama-3.2-1B --prompt "The kernel of a matrix" --new 40
 
 Keys and values lie in pages of one pool for each layer. Each step takes a token of every sequence that generates, and
 chunks of the prompts of new ones, in one call (continuous batching). With `--drafts` the model's first layers guess
@@ -24,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from examples.train import Config, Weights, init
+from examples.llama import Model, read, tokenizer
+from examples.train import Block, Config, Weights, init
 from tilekern.kernels import matmul, ragged_paged_attention, rms_norm, rope, swiglu, verify_drafts
 from tilekern.kernels.rms_norm import reference as rms_norm_reference
 from tilekern.kernels.rope import reference as rope_reference
@@ -73,45 +75,47 @@ class Rows(NamedTuple):
     starts: Any  # int32[S + 1]
 
 
-def by_layer(config: Config, weights: Weights) -> Weights:
+def by_layer(model: Model, weights: Weights) -> Weights:
     """The weights with a tuple of blocks: XLA on CPUs would copy a slice of stacked weights in every step."""
-    blocks = (jax.tree.map(lambda stacked, n=n: stacked[n], weights.blocks) for n in range(config.layers))
-    return jax.device_put(weights._replace(blocks=tuple(blocks)))
+    blocks = weights.blocks
+    if isinstance(blocks, Block):
+        blocks = tuple(jax.tree.map(lambda stacked, n=n: stacked[n], blocks) for n in range(model.layers))
+    return jax.device_put(weights._replace(blocks=blocks))
 
 
 def forward(
-    config: Config, layers: int, weights: Weights, pools: tuple[Array, ...], rows: Rows
+    model: Model, layers: int, weights: Weights, pools: tuple[Array, ...], rows: Rows
 ) -> tuple[tuple[Array, ...], Array]:
-    """The pools with the keys and values of the rows, and the logits [T, 256] of so many layers."""
+    """The pools with the keys and values of the rows, and the logits [T, vocabulary] of so many layers."""
     x, after = weights.embedding[rows.tokens], list(pools)
     for number in range(layers):
         w = weights.blocks[number]
-        normed = rms_norm(x, w.attention_norm)
-        heads = (matmul(normed, m).reshape(1, len(x), -1, config.head_dim) for m in (w.query, w.key, w.value))
+        normed = rms_norm(x, w.attention_norm, eps=model.epsilon)
+        heads = (matmul(normed, m).reshape(1, len(x), -1, model.head_dim) for m in (w.query, w.key, w.value))
         query, key, value = heads
-        query, key = (rope(part, rows.positions[None])[0] for part in (query, key))
+        query, key = (rope(part, rows.positions[None], **model.turns)[0] for part in (query, key))
         tables = rows.lengths, rows.table, rows.starts
         out, pages = ragged_paged_attention(query, pools[number], *tables, new_keys=key, new_values=value[0])
         after[number] = pages.kv_pages
         x += matmul(out.reshape(len(x), -1), w.out)
-        normed = rms_norm(x, w.hidden_norm)
+        normed = rms_norm(x, w.hidden_norm, eps=model.epsilon)
         x += matmul(swiglu(matmul(normed, w.gate), matmul(normed, w.up)), w.down)
-    return tuple(after), matmul(rms_norm(x, weights.norm), weights.head)
+    return tuple(after), matmul(rms_norm(x, weights.norm, eps=model.epsilon), weights.head)
 
 
 @cache
-def steps(config: Config, settings: Settings) -> tuple[Any, Any]:
+def steps(model: Model, settings: Settings) -> tuple[Any, Any]:
     """The two jitted steps, which take the pools over: of the layers that guess, and of the model."""
 
     def guess(weights: Weights, pools: tuple[Array, ...], rows: Rows) -> tuple[tuple[Array, ...], Array]:
-        pools, logits = forward(config, settings.draft_layers, weights, pools, rows)
+        pools, logits = forward(model, settings.draft_layers, weights, pools, rows)
         return pools, jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def verify(
         weights: Weights, pools: tuple[Array, ...], rows: Rows, places: Array, drafts: Array, lens: Array, key: Array
     ) -> tuple[tuple[Array, ...], Array, Array]:
         """places[S, drafts + 1]: the rows whose logits decide about each draft, and about the token behind them."""
-        pools, logits = forward(config, config.layers, weights, pools, rows)
+        pools, logits = forward(model, model.layers, weights, pools, rows)
         tokens, counts = verify_drafts(logits[places], drafts, key, None, lens, temperature=settings.temperature)
         return pools, tokens, counts
 
@@ -123,9 +127,13 @@ def steps(config: Config, settings: Settings) -> tuple[Any, Any]:
 
 @dataclass
 class Text:
-    """A sequence: its prompt and its new tokens, of which the first `cached` have keys and values in its pages."""
+    """A sequence: `prompt` tokens, then its new ones, of which the first `cached` have keys and values in its pages.
+
+    It ends with `end` tokens, or at the first that ends a text.
+    """
 
     number: int
+    prompt: int
     known: list[int]
     end: int
     pages: list[int] = field(default_factory=list[int])
@@ -155,17 +163,15 @@ class Generated:
 class Server:
     """The pools, and the sequences in them."""
 
-    def __init__(self, config: Config, weights: Weights, settings: Settings) -> None:
-        if config.experts:
-            raise ValueError(f"expected a model without experts; got experts={config.experts}")
-        if not 0 < settings.draft_layers <= config.layers:
-            raise ValueError(f"expected draft_layers from 1 to {config.layers}; got {settings.draft_layers}")
-        self._config, self._weights, self._settings = config, by_layer(config, weights), settings
-        shape = (settings.pages, settings.page, 2 * config.kv_heads, config.head_dim)
-        self._pools = tuple(jnp.zeros(shape, jnp.float32) for _ in range(config.layers))
+    def __init__(self, model: Model, weights: Weights, settings: Settings) -> None:
+        if not 0 < settings.draft_layers <= model.layers:
+            raise ValueError(f"expected draft_layers from 1 to {model.layers}; got {settings.draft_layers}")
+        self._model, self._weights, self._settings = model, by_layer(model, weights), settings
+        shape = (settings.pages, settings.page, 2 * model.kv_heads, model.head_dim)
+        self._pools = tuple(jnp.zeros(shape, weights.embedding.dtype) for _ in range(model.layers))
         self._free = list(range(settings.pages))
         self._slots: list[Text | None] = [None] * settings.slots
-        self._guess, self._verify = steps(config, settings)
+        self._guess, self._verify = steps(model, settings)
         self._key = jax.random.key(settings.seed)
         self._count = 0
 
@@ -176,7 +182,7 @@ class Server:
           ValueError: a prompt is empty, or longer than the pool.
         """
         settings, started = self._settings, time.perf_counter()
-        texts = [Text(n, list(prompt), len(prompt) + settings.new) for n, prompt in enumerate(prompts)]
+        texts = [Text(n, len(prompt), [*prompt], len(prompt) + settings.new) for n, prompt in enumerate(prompts)]
         for text in texts:
             if not text.known or self._needs(text) > settings.pages:
                 most = settings.pages * settings.page - settings.new - settings.drafts
@@ -186,7 +192,7 @@ class Server:
             while waiting or any(self._slots):
                 self._admit(waiting)
                 bar.update(self._step(result))
-        result.tokens = [text.known[text.end - settings.new : text.end] for text in texts]
+        result.tokens = [text.known[text.prompt : text.end] for text in texts]
         result.seconds = time.perf_counter() - started
         return result
 
@@ -240,6 +246,8 @@ class Server:
                     continue
             text.known += map(int, tokens[slot, : counts[slot]])
             made += int(counts[slot])
+            ends = [n for n, token in enumerate(text.known[text.prompt :], 1) if token in self._model.stops]
+            text.end = min([text.end, *(text.prompt + n for n in ends)])
             if len(text.known) >= text.end:
                 self._free += text.pages
                 self._slots[slot] = None
@@ -283,7 +291,7 @@ class Server:
 
 
 @cache
-def _plain_step(config: Config) -> Any:
+def _plain_step(model: Model) -> Any:
     """The jitted step of `plain`: tokens[B, n] at positions[B, n], and caches [B, L, K, H] of each layer."""
 
     def step(weights: Weights, caches: Any, tokens: Array, positions: Array) -> tuple[Any, Array]:
@@ -292,30 +300,34 @@ def _plain_step(config: Config) -> Any:
         batch = jnp.arange(sequences)[:, None]
         for number, cached in enumerate(caches):
             w = weights.blocks[number]
-            normed = rms_norm_reference(x, w.attention_norm)
-            heads = ((normed @ m).reshape(sequences, length, -1, config.head_dim) for m in (w.query, w.key, w.value))
+            normed = rms_norm_reference(x, w.attention_norm, eps=model.epsilon)
+            heads = ((normed @ m).reshape(sequences, length, -1, model.head_dim) for m in (w.query, w.key, w.value))
             query, key, value = heads
-            query, key = rope_reference(query, positions), rope_reference(key, positions)
+            query, key = (rope_reference(part, positions, **model.turns) for part in (query, key))
             keys, values = (c.at[batch, positions].set(new) for c, new in zip(cached, (key, value), strict=True))
             after.append((keys, values))
             mask = jnp.arange(keys.shape[1]) <= positions[..., None]
             out = jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
             x += out.reshape(sequences, length, -1) @ w.out
-            normed = rms_norm_reference(x, w.hidden_norm)
+            normed = rms_norm_reference(x, w.hidden_norm, eps=model.epsilon)
             x += swiglu_reference(normed @ w.gate, normed @ w.up) @ w.down
-        return after, jnp.argmax(rms_norm_reference(x, weights.norm) @ weights.head, axis=-1)
+        x = rms_norm_reference(x, weights.norm, eps=model.epsilon)
+        return after, jnp.argmax(x @ weights.head, axis=-1)
 
     return jax.jit(step, donate_argnums=1)
 
 
-def plain(config: Config, weights: Weights, prompts: Sequence[Sequence[int]], new: int) -> Generated:
-    """The most likely tokens by plain `jnp`: all prompts at once, padded, and a cache for the longest."""
-    weights = by_layer(config, weights)
-    started, step = time.perf_counter(), _plain_step(config)
+def plain(model: Model, weights: Weights, prompts: Sequence[Sequence[int]], new: int) -> Generated:
+    """The most likely tokens by plain `jnp`: all prompts at once, padded, and a cache for the longest.
+
+    All texts have `new` tokens: those behind the first that ends a text do not count.
+    """
+    weights = by_layer(model, weights)
+    started, step = time.perf_counter(), _plain_step(model)
     lengths = np.array([len(prompt) for prompt in prompts])
     longest, count = int(lengths.max()), len(prompts)
-    shape = (count, longest + new, config.kv_heads, config.head_dim)
-    caches: Any = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.layers)]
+    shape, dtype = (count, longest + new, model.kv_heads, model.head_dim), weights.embedding.dtype
+    caches: Any = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(model.layers)]
     tokens = np.array([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], np.int32)
     caches, best = step(weights, caches, tokens, np.broadcast_to(np.arange(longest), tokens.shape))
     # What a short prompt's padding wrote into the cache lies behind its tokens, and is overwritten in time.
@@ -323,7 +335,13 @@ def plain(config: Config, weights: Weights, prompts: Sequence[Sequence[int]], ne
     for number in range(new - 1):
         caches, best = step(weights, caches, made[-1][:, None], (lengths + number)[:, None])
         made.append(np.asarray(best)[:, 0])
-    return Generated(np.stack(made, 1).tolist(), time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Generated([_until_stop(model, row) for row in np.stack(made, 1).tolist()], seconds)
+
+
+def _until_stop(model: Model, tokens: list[int]) -> list[int]:
+    """The tokens up to the first that ends a text, with it."""
+    return next((tokens[:n] for n, token in enumerate(tokens, 1) if token in model.stops), tokens)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -351,41 +369,56 @@ def excerpts(count: int, seed: int = 0) -> list[list[int]]:
     return [list(text[s : s + n]) for s, n in zip(starts, lengths, strict=True)]
 
 
+PROMPTS = ("The kernel of a matrix is", "Once upon a time there was", "def quicksort(numbers):", "Dear Sir or Madam,")
+
+
 def main() -> None:
     """Generate, and compare with the plain loop."""
+    options = _options()
+    if options.safetensors:
+        (model, weights), codec = read(options.safetensors), tokenizer(options.safetensors)
+        prompts, decoded = [codec.encode(text).ids for text in options.prompt or PROMPTS], codec.decode
+    else:
+        config = Config(options.layers, options.width, options.heads, options.kv_heads, options.hidden)
+        weights = restored(options.checkpoint, config) if options.checkpoint else init(config)
+        model, prompts, decoded = Model.of(config), excerpts(options.prompts), _text_of_bytes
+        prompts = [[*text.encode()] for text in options.prompt] or prompts
+    longest = max(map(len, prompts)) + options.new + options.drafts
+    names = ("new", "slots", "drafts", "draft_layers", "temperature", "seed")
+    pages = options.slots * -(-longest // Settings.page)
+    settings = Settings(pages=pages, **{name: getattr(options, name) for name in names})
+    serve = partial(Server(model, weights, settings).run, prompts)
+    serve()  # compiles
+    result = serve(progress=True)
+    for prompt, tokens in zip(prompts[: len(options.prompt) or 2], result.tokens, strict=False):
+        print(decoded(prompt), "→", decoded(tokens), sep="")
+    print(f"{result.rate:.0f} tokens a second; {result.accepted} of {result.guessed} drafts accepted")
+    if settings.temperature == 0:
+        plain(model, weights, prompts, settings.new)
+        other = plain(model, weights, prompts, settings.new)
+        same = sum(a == b for a, b in zip(result.tokens, other.tokens, strict=True))
+        print(f"plain jnp: {other.rate:.0f} tokens a second; {same} of {len(prompts)} texts are the same")
+
+
+def _options() -> argparse.Namespace:
     cli = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     cli.add_argument("--checkpoint", type=Path, help="the folder of a checkpoint of examples/train.py")
-    cli.add_argument("--prompts", type=int, default=8, help="how many")
+    cli.add_argument(
+        "--safetensors", type=Path, help="the folder of a Llama: config.json, tokenizer.json, *.safetensors"
+    )
+    cli.add_argument("--prompt", action="append", default=[], help="a prompt; more with more of them")
+    cli.add_argument("--prompts", type=int, default=8, help="how many excerpts of a source, without --prompt")
     for name in ("layers", "width", "heads", "kv_heads", "hidden"):
-        cli.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Config, name), help="of the model")
+        help_text = "of the model, without --safetensors"
+        cli.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Config, name), help=help_text)
     for name in ("new", "slots", "drafts", "draft_layers", "seed"):
         cli.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
     cli.add_argument("--temperature", type=float, default=Settings.temperature)
-    given = cli.parse_args()
-    config = Config(given.layers, given.width, given.heads, given.kv_heads, given.hidden)
-    longest = 128 + given.new + given.drafts
-    settings = Settings(
-        pages=given.slots * -(-longest // Settings.page),
-        new=given.new,
-        slots=given.slots,
-        drafts=given.drafts,
-        draft_layers=given.draft_layers,
-        temperature=given.temperature,
-        seed=given.seed,
-    )
-    weights = restored(given.checkpoint, config) if given.checkpoint else init(config)
-    prompts = excerpts(given.prompts)
-    serve = partial(Server(config, weights, settings).run, prompts)
-    serve()  # compiles
-    result = serve(progress=True)
-    for prompt, tokens in zip(prompts[:2], result.tokens, strict=False):
-        print(bytes(prompt).decode(errors="replace"), "→", bytes(tokens).decode(errors="replace"), sep="")
-    print(f"{result.rate:.0f} tokens a second; {result.accepted} of {result.guessed} drafts accepted")
-    if settings.temperature == 0:
-        plain(config, weights, prompts, settings.new)
-        other = plain(config, weights, prompts, settings.new)
-        same = sum(a == b for a, b in zip(result.tokens, other.tokens, strict=True))
-        print(f"plain jnp: {other.rate:.0f} tokens a second; {same} of {len(prompts)} texts are the same")
+    return cli.parse_args()
+
+
+def _text_of_bytes(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode(errors="replace")
 
 
 if __name__ == "__main__":
