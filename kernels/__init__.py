@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.layer_norm import layer_norm
     from tilekern.kernels.linear_attention import linear_attention, ssd
     from tilekern.kernels.matmul import fused_matmul, matmul, quantized_matmul, symmetric_matmul
+    from tilekern.kernels.mla_attention import mla_attention, write_latents
     from tilekern.kernels.paged_attention import copy_pages, paged_attention, ragged_paged_attention, write_pages
     from tilekern.kernels.quantized_array import QuantizedArray
     from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_contracting_dot, ragged_dot
@@ -51,6 +52,7 @@ __all__ = [
     "linear_attention",
     "log_softmax",
     "matmul",
+    "mla_attention",
     "paged_attention",
     "quantized_matmul",
     "ragged_contracting_dot",
@@ -68,6 +70,7 @@ __all__ = [
     "swiglu",
     "symmetric_matmul",
     "verify_drafts",
+    "write_latents",
     "write_pages",
 ]
 
@@ -87,6 +90,7 @@ _FOLDERS = {
     "ssd": "linear_attention",
     "symmetric_matmul": "matmul",
     "verify_drafts": "sample",
+    "write_latents": "mla_attention",
     "write_pages": "paged_attention",
 }
 

@@ -49,6 +49,7 @@ REFERENCES = {
     "log_softmax": PACKAGES["softmax"].log_reference,
     "rms_norm_rope": PACKAGES["rope"].normed_reference,
     "symmetric_matmul": PACKAGES["matmul"].symmetric_reference,
+    "write_latents": PACKAGES["mla_attention"].write_reference,
     "write_pages": PACKAGES["paged_attention"].write_reference,
 }
 PRODUCTS = ("fused_matmul", "fused_ragged_dot", "matmul", "quantized_matmul", "ragged_contracting_dot", "ragged_dot")
@@ -153,7 +154,7 @@ def test_results_are_added_by_flags() -> None:
         varies = " | " in re.sub(r"\[.*\]", "", str(inspect.signature(function).return_annotation))
         assert (bool(flags) or "new_keys: 'jax.Array | None'" in str(inspect.signature(function))) == varies, name
     flagged = {name for name, f in FUNCTIONS.items() if any(p.name.startswith("return_") for p in parameters(f))}
-    assert flagged == {"cross_entropy", "flash_attention", "ragged_paged_attention"}
+    assert flagged == {"cross_entropy", "flash_attention", "mla_attention", "ragged_paged_attention"}
 
 
 def test_flags_of_references() -> None:
@@ -262,7 +263,8 @@ def test_a_folder_exports_functions_and_their_definitions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [folder for folder in FOLDERS if folder not in ("adamw_step", "paged_attention", "sample")]
+    "folder",
+    [folder for folder in FOLDERS if folder not in ("adamw_step", "mla_attention", "paged_attention", "sample")],
 )
 def test_names_that_a_folder_exported_warn_at_the_import(folder: str) -> None:
     package = PACKAGES[folder]

@@ -142,6 +142,30 @@ CALLS: dict[str, Call] = {
         {**PAGED, "num_seqs": 2, "return_logsumexp": True},
         differentiable=False,
     ),
+    "mla_attention": Call(
+        (f(3, 4, 12), f(5, 4, 12), n(3) + 4, n(3, 2), np.arange(4, dtype=np.int32)),
+        {
+            "scale": 0.5,
+            "value_width": 8,
+            "latent_scale": 0.5,
+            "rope_scale": 0.25,
+            "num_seqs": 2,
+            "return_logsumexp": True,
+        },
+        differentiable=False,
+    ),
+    "write_latents": Call(
+        (f(9, 4, 12), f(3, 12), n(3) + 4, n(3, 2)),
+        {
+            "num_seqs": 2,
+            "value_width": 8,
+            "latent_scale": 0.5,
+            "rope_scale": 2.0,
+            "theta": 64.0,
+            "interleaved": True,
+        },
+        differentiable=False,
+    ),
     "write_pages": Call(
         (f(9, 4, 4, 8), f(3, 2, 8), f(3, 2, 8), *CACHED[2:]),
         {"num_seqs": 2, "key_scale": 0.5, "value_scale": 2.0, "theta": 64.0, "interleaved": True},

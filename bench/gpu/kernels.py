@@ -23,6 +23,7 @@ from tilekern.kernels import (
     layer_norm,
     linear_attention,
     matmul,
+    mla_attention,
     paged_attention,
     ragged_dot,
     rg_lru,
@@ -55,6 +56,8 @@ from tilekern.kernels.linear_attention import reference as linear_attention_refe
 from tilekern.kernels.linear_attention.cases import CASES as LINEAR_ATTENTIONS
 from tilekern.kernels.matmul import reference as matmul_reference
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
+from tilekern.kernels.mla_attention import reference as mla_attention_reference
+from tilekern.kernels.mla_attention.cases import CASES as LATENTS
 from tilekern.kernels.paged_attention import reference as paged_attention_reference
 from tilekern.kernels.paged_attention.cases import CASES as CACHES
 from tilekern.kernels.ragged_dot import fused_ragged_dot, fused_reference
@@ -287,6 +290,13 @@ KERNELS = {
         paged_attention_reference,
         CACHES,
         resized(CACHES, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "keys": 1537, "window": 700}),
+        lambda query, pages, lengths, table: query.shape[2] + table.shape[1] * pages.shape[1],
+    ),
+    "mla_attention": Kernel(
+        mla_attention,
+        mla_attention_reference,
+        LATENTS,
+        resized(LATENTS, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "heads": 23, "keys": 1537}),
         lambda query, pages, lengths, table: query.shape[2] + table.shape[1] * pages.shape[1],
     ),
     # The same tokens on every backend.

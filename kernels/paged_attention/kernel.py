@@ -37,6 +37,7 @@ def attention_of_tokens(
     return_logsumexp: bool,
     block_k: tk.Block = 128,
     block_g: tk.Block = 1,
+    block_p: tk.Block = 256,
 ) -> None:
     """query[K, T group, H] -> out[I, K, block_q group, Hv], and if asked for logsumexp[I, K, block_q group].
 
@@ -47,28 +48,18 @@ def attention_of_tokens(
     n = tk.parallel(items.sequences.shape[0])
     g = tk.parallel(heads, block_g)
     wide = tk.accumulator(query.dtype)
-    keys = Keys(tables, settings, block_k, cache, terms, g)
+    keys = Keys(tables, settings, block_k, block_p, cache, terms, g)
     i, s = tk.tile(rows // group, block_q, items.tiles[n]), items.sequences[n]
-    begin, end = tables.starts[s], tables.starts[s + 1]
-    shift = tables.lengths[s] - end
-
-    mine = (i.indices >= begin) & (i.indices < end) & (s >= 0)
-    positions = jnp.where(mine, i.indices + shift, -1)
-    first, last = jnp.int32(0), jnp.where(s >= 0, jnp.minimum(i.stop, end) + shift, 0)
-    if settings.window is not None:
-        first = jnp.maximum(jnp.maximum(i.start, begin) + shift - settings.window + 1, 0)
     softmax = keys.attend(
         query[keys.heads, i * group],
         s,
-        jnp.broadcast_to(positions[:, None], (block_q, group)).reshape(-1),
-        first,
-        last,
+        keys.of_tile(i, s, group),
         keys.begin_with_sinks(block_q * group, group, wide),
     )
-    total = jnp.where(softmax.total == 0, 1, softmax.total)
-    out[n, keys.heads] = (softmax.weighted / total[..., None]).astype(out.dtype)
+    values, of_rows = softmax.result()
+    out[n, keys.heads] = values.astype(out.dtype)
     if logsumexp is not None:
-        logsumexp[n, keys.heads] = (softmax.largest + jnp.log2(softmax.total)) * wide.type(LN_2)
+        logsumexp[n, keys.heads] = of_rows
 
 
 def _types_of_parts(query: Any, cache: Cache, tables: Any, terms: Any, *, group: int, parts: int) -> Softmax:
@@ -93,6 +84,7 @@ def attention_of_parts(
     parts: int,
     block_k: tk.Block = 128,
     block_g: tk.Block = 1,
+    block_p: tk.Block = 256,
 ) -> None:
     """query[S, K, few group, H] -> the `Softmax` of each of `parts` parts of the keys, [S, parts, K, few group].
 
@@ -105,25 +97,12 @@ def attention_of_parts(
     part = tk.parallel(parts)
     g = tk.parallel(heads, block_g)
     wide = tk.accumulator(query.dtype)
-    keys = Keys(tables, settings, block_k, cache, terms, g)
+    keys = Keys(tables, settings, block_k, block_p, cache, terms, g)
 
-    length, tokens = tables.lengths[s], tables.starts[s + 1] - tables.starts[s]
-    tokens = jnp.where((s < tables.count[0]) & (tokens <= few), tokens, 0)
-    t = jnp.arange(rows, dtype=jnp.int32) // group
-    positions = jnp.where(t < tokens, length - tokens + t, -1)
-    first, last = jnp.int32(0), jnp.where(tokens > 0, length, 0)
-    if settings.window is not None:
-        first = jnp.maximum(length - tokens - settings.window + 1, 0)
-    skipped = first // block_k
-    tiles = tk.cdiv(tk.cdiv(jnp.maximum(last, first), block_k) - skipped, parts)
-    begin = (skipped + part * tiles) * block_k
-    first, last = jnp.maximum(first, begin), jnp.minimum(last, begin + tiles * block_k)
     softmax = keys.attend(
         query[s, keys.heads],
         s,
-        positions,
-        first,
-        last,
+        keys.of_part(s, part, few=few, parts=parts, heads=group),
         keys.begin_with_sinks(rows, group, wide, with_sinks=part == 0),
     )
     for ref, value in zip((largest, total, weighted), softmax, strict=True):

@@ -8,7 +8,7 @@ grows to m', both sums are scaled by exp(m - m'). Exponentials are powers of 2, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.flash_attention.scores import LOG2_E
+from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E
 from tilekern.kernels.paged_attention.arguments import Cache, Settings, Tables, Terms
 
 
@@ -26,12 +26,35 @@ class Softmax(NamedTuple):
     Attributes:
       largest: [G, R], the maximum of the logits, in units of ln 2.
       total: [G, R], the sum of the powers of 2.
-      weighted: [G, R, Hv], the sum of the values.
+      weighted: [G, R, Hv], the sum of the values; or a tuple of such sums, of parts of a value.
     """
 
     largest: Any
     total: Any
     weighted: Any
+
+    def result(self) -> tuple[Any, jax.Array]:
+        """The values [G, R, Hv], and the logsumexp [G, R], a natural logarithm; 0 and -inf of no keys."""
+        total = jnp.where(self.total == 0, 1, self.total)[..., None]
+
+        def divided(weighted: jax.Array) -> jax.Array:
+            return weighted / total
+
+        return jax.tree.map(divided, self.weighted), (self.largest + jnp.log2(self.total)) * self.total.dtype.type(LN_2)
+
+
+class Span(NamedTuple):
+    """The keys that rows of queries may attend to.
+
+    Attributes:
+      positions: int32[R], the position of each row among the keys; -1 for rows that attend to nothing.
+      first: the first key; a window may leave out some keys behind it for some rows.
+      last: the end of the keys, unless the table ends before it.
+    """
+
+    positions: jax.Array
+    first: Any
+    last: Any
 
 
 @dataclass(frozen=True)
@@ -42,11 +65,13 @@ class PagedKeys(ABC):
       tables: the tables, as refs.
       settings: the static arguments.
       block_k: the number of keys in a tile: a multiple of a page, or it divides one.
+      block_p: the number of pages in a load, which holds all pages of a tile, or one.
     """
 
     tables: Tables
     settings: Settings
     block_k: int
+    block_p: int
 
     @property
     @abstractmethod
@@ -55,8 +80,8 @@ class PagedKeys(ABC):
 
     @property
     @abstractmethod
-    def width(self) -> int:
-        """Hv, the elements of a value."""
+    def widths(self) -> int | tuple[int, ...]:
+        """Hv, the elements of a value; or of each part of a value."""
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -66,8 +91,10 @@ class PagedKeys(ABC):
     @abstractmethod
     def scores_and_values(
         self, q: Any, places: Sequence[tuple[Any, Any]], exists: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, Callable[[], Any]]:
         """The dot products [G, R, block_k] of rows with a tile of keys, times all scales; the values [G, block_k, Hv].
+
+        Values come by a function, which is called behind the softmax: before it, GPUs have no registers to spare.
 
         Args:
           q: the rows, as in `attend`.
@@ -82,20 +109,53 @@ class PagedKeys(ABC):
     def begin(self, rows: int, wide: Any) -> Softmax:
         """The softmax of no keys for [G, rows]."""
         shape = (*self.lead, rows)
-        return Softmax(tk.full(shape, -jnp.inf, wide), tk.zeros(shape, wide), tk.zeros((*shape, self.width), wide))
 
-    def attend(self, q: Any, s: Any, positions: jax.Array, first: Any, last: Any, before: Softmax) -> Softmax:
-        """Add the keys from `first` up to, not including, `last` of sequence s to a softmax.
+        def zeros(width: int) -> jax.Array:
+            return tk.zeros((*shape, width), wide)
+
+        return Softmax(tk.full(shape, -jnp.inf, wide), tk.zeros(shape, wide), jax.tree.map(zeros, self.widths))
+
+    def of_tile(self, i: tk.Tile, s: Any, heads: int) -> Span:
+        """The span of a tile of tokens in sequence s, -1 for none: rows t heads, ..., (t + 1) heads - 1 are of token t.
+
+        Rows of tokens of other sequences attend to nothing.
+        """
+        begin, end = self.tables.starts[s], self.tables.starts[s + 1]
+        shift = self.tables.lengths[s] - end
+        mine = (i.indices >= begin) & (i.indices < end) & (s >= 0)
+        positions = jnp.where(mine, i.indices + shift, -1)
+        first, last = jnp.int32(0), jnp.where(s >= 0, jnp.minimum(i.stop, end) + shift, 0)
+        if self.settings.window is not None:
+            first = jnp.maximum(jnp.maximum(i.start, begin) + shift - self.settings.window + 1, 0)
+        return Span(jnp.broadcast_to(positions[:, None], (i.size, heads)).reshape(-1), first, last)
+
+    def of_part(self, s: Any, part: Any, *, few: int, parts: int, heads: int) -> Span:
+        """The span of a part of the keys of sequence s, whole tiles of keys: row t heads + n is of its token t.
+
+        Rows behind its last token, and all rows of a sequence of more than `few` tokens, attend to nothing.
+        """
+        length, tokens = self.tables.lengths[s], self.tables.starts[s + 1] - self.tables.starts[s]
+        tokens = jnp.where((s < self.tables.count[0]) & (tokens <= few), tokens, 0)
+        t = jnp.arange(few * heads, dtype=jnp.int32) // heads
+        positions = jnp.where(t < tokens, length - tokens + t, -1)
+        first, last = jnp.int32(0), jnp.where(tokens > 0, length, 0)
+        if self.settings.window is not None:
+            first = jnp.maximum(length - tokens - self.settings.window + 1, 0)
+        skipped = first // self.block_k
+        tiles = tk.cdiv(tk.cdiv(jnp.maximum(last, first), self.block_k) - skipped, parts)
+        begin = (skipped + part * tiles) * self.block_k
+        return Span(positions, jnp.maximum(first, begin), jnp.minimum(last, begin + tiles * self.block_k))
+
+    def attend(self, q: Any, s: Any, span: Span, before: Softmax) -> Softmax:
+        """Add the keys of a span of sequence s to a softmax.
 
         Args:
           q: [G, R, H], without the dim G if it is 1; or what `scores_and_values` takes.
           s: the number of the sequence.
-          positions: int32[R], the position of each row among the keys; -1 for rows that attend to nothing.
-          first: the first key; a window may leave out some keys behind it for some rows.
-          last: the end of the keys, unless the table ends before it.
+          span: of the rows.
           before: the softmax of earlier keys.
         """
-        last = jnp.minimum(last, self._extent)
+        positions, first, last = span.positions, span.first, jnp.minimum(span.last, self._extent)
 
         def step(j: tk.Tile, so_far: Softmax) -> Softmax:
             places, exists = self._places(s, j), (j.indices >= first) & (j.indices < last)
@@ -111,8 +171,12 @@ class PagedKeys(ABC):
             powers = jnp.exp2(scores - base[..., None])
             shrink = jnp.exp2(so_far.largest - base)
             total = so_far.total * shrink + powers.sum(axis=-1)
-            weights = self.scaled_weights(powers, places, exists).astype(values.dtype)
-            return Softmax(largest, total, tk.dot(weights, values, so_far.weighted * shrink[..., None]))
+            weights = self.scaled_weights(powers, places, exists)
+
+            def added(values: jax.Array, weighted: jax.Array) -> jax.Array:
+                return tk.dot(weights.astype(values.dtype), values, weighted * shrink[..., None])
+
+            return Softmax(largest, total, jax.tree.map(added, values(), so_far.weighted))
 
         axis = tk.serial(self._extent, self.block_k, start=first, stop=last, whole_tiles=True)
         return tk.fold(axis, step, before)
@@ -132,7 +196,7 @@ class PagedKeys(ABC):
         if self.block_k < page:
             return [(pages[s, j.start // page], tk.ds(j.start % page, self.block_k))]
         count = self.block_k // page
-        if count > 1 and not self.lead:
+        if 1 < count <= self.block_p and not self.lead:
             return [(pages[s, j // page], slice(None))]  # one load of all pages
         return [(pages[s, j.index * count + n], slice(None)) for n in range(count)]
 
@@ -161,7 +225,7 @@ class Keys(PagedKeys):
         return self.cache.page
 
     @property
-    def width(self) -> int:
+    def widths(self) -> int:
         return self.cache.width
 
     @property
@@ -188,12 +252,13 @@ class Keys(PagedKeys):
 
     def scores_and_values(
         self, q: jax.Array, places: Sequence[tuple[Any, Any]], exists: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, Callable[[], jax.Array]]:
         keys, values = self._load(places)
         scores = tk.dot(q, jnp.swapaxes(keys.astype(q.dtype), -1, -2)) * self.factor
         # A key behind the end has a weight of 0, but its values may be NaN.
-        values = jnp.where(exists[:, None], values, 0).astype(q.dtype)
-        return self._scaled(scores, self.terms.key_scale, places, exists), values
+        return self._scaled(scores, self.terms.key_scale, places, exists), lambda: jnp.where(
+            exists[:, None], values, 0
+        ).astype(q.dtype)
 
     def scaled_weights(self, weights: jax.Array, places: Sequence[tuple[Any, Any]], exists: jax.Array) -> jax.Array:
         return self._scaled(weights, self.terms.value_scale, places, exists)

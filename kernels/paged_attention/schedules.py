@@ -11,11 +11,11 @@ from tilekern.kernels.paged_attention.kernel import attention_of_parts, attentio
 from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
 
 
-def keys_of_tile(cache: Cache, most: int) -> int:
+def keys_of_tile(page: int, most: int) -> int:
     """The largest number of keys up to `most` that is whole pages, or that divides a page."""
-    if cache.page <= most:
-        return cache.page * (most // cache.page)
-    return max(n for n in range(1, most + 1) if cache.page % n == 0)
+    if page <= most:
+        return page * (most // page)
+    return max(n for n in range(1, most + 1) if page % n == 0)
 
 
 def _parts(cache: Cache, tables: Tables, device: tk.Device) -> int:
@@ -29,10 +29,12 @@ def _parts(cache: Cache, tables: Tables, device: tk.Device) -> int:
     return max(1, min(tk.cdiv(enough, max(1, programs)), tables.pages.shape[1] * cache.page // 512))
 
 
-def _few(query: Any, cache: Cache, tables: Tables) -> int:
-    """The mean number of tokens of a sequence, as long as 16 rows, the least of a product on GPUs, hold them."""
-    mean, group = tk.cdiv(query.shape[0], max(1, tables.lengths.shape[0])), query.shape[1] // max(1, cache.heads)
-    return max(1, min(mean, 16 // max(1, group)))
+def few_tokens(tokens: int, group: int, tables: Tables) -> int:
+    """The mean number of tokens of a sequence, as long as 16 rows, the least of a product on GPUs, hold them.
+
+    A token has `group` rows.
+    """
+    return max(1, min(tk.cdiv(tokens, max(1, tables.lengths.shape[0])), 16 // max(1, group)))
 
 
 @decode_op.schedule("cpu")
@@ -53,12 +55,16 @@ def _ragged(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Dev
     rows = 256 if device.platform in ("cpu", "tpu") else 128 if query.dtype.itemsize == 2 else 64
     group = query.shape[1] // max(1, cache.heads)
     block_q = power_of_two(query.shape[0], max(1, rows // max(1, group)), 8)
-    return {"few": _few(query, cache, tables), "parts": _parts(cache, tables, device), "block_q": block_q}
+    return {
+        "few": few_tokens(query.shape[0], group, tables),
+        "parts": _parts(cache, tables, device),
+        "block_q": block_q,
+    }
 
 
 @attention_of_tokens.schedule("cpu")
 def _tokens_cpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
-    return {"block_k": keys_of_tile(cache, 256)}
+    return {"block_k": keys_of_tile(cache.page, 256)}
 
 
 @attention_of_tokens.schedule("cuda")
@@ -66,21 +72,21 @@ def _tokens_cuda(query: Any, items: Any, cache: Cache, tables: Any, terms: Any, 
     """Keys and values of two stages beside the queries."""
     wide = max(cache.keys.shape[3], cache.width)
     if query.dtype.itemsize > 2:
-        return {"block_k": keys_of_tile(cache, 16), "num_warps": 8, "num_stages": 1}  # all operands in registers
+        return {"block_k": keys_of_tile(cache.page, 16), "num_warps": 8, "num_stages": 1}  # all operands in registers
     # "mma" takes its operands from registers.
     most = 128 if wide <= 128 and device.matrix_unit != "mma" else 64 if wide <= 256 else 32
-    return {"block_k": keys_of_tile(cache, most), "num_warps": 8}
+    return {"block_k": keys_of_tile(cache.page, most), "num_warps": 8}
 
 
 @attention_of_tokens.schedule("tpu")
 def _tokens_tpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
-    """All heads in a tile: a page is fetched as it lies in memory, and once."""
-    return {"block_k": keys_of_tile(cache, 256), "block_g": cache.heads}
+    """All heads in a tile: a page is fetched as it lies in memory, and once. No load reads places of a vector."""
+    return {"block_k": keys_of_tile(cache.page, 256), "block_g": cache.heads, "block_p": 1}
 
 
 @attention_of_parts.schedule("cpu")
 def _parts_cpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
-    return {"block_k": keys_of_tile(cache, 256)}
+    return {"block_k": keys_of_tile(cache.page, 256)}
 
 
 @attention_of_parts.schedule("cuda")
@@ -90,12 +96,12 @@ def _parts_cuda(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, 
     if query.dtype.itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
         block_k, num_warps = (8, 8) if query.shape[2] > 32 else (16, 4)
-        return {"block_k": keys_of_tile(cache, block_k), "num_warps": num_warps, "num_stages": 2}
+        return {"block_k": keys_of_tile(cache.page, block_k), "num_warps": num_warps, "num_stages": 2}
     num_warps = 8 if query.shape[2] > 64 else 4
-    return {"block_k": keys_of_tile(cache, 64 if wide <= 256 else 32), "num_warps": num_warps, "num_stages": 3}
+    return {"block_k": keys_of_tile(cache.page, 64 if wide <= 256 else 32), "num_warps": num_warps, "num_stages": 3}
 
 
 @attention_of_parts.schedule("tpu")
 def _parts_tpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
     """All heads in a tile, as for tokens."""
-    return {"block_k": keys_of_tile(cache, 256), "block_g": cache.heads}
+    return {"block_k": keys_of_tile(cache.page, 256), "block_g": cache.heads, "block_p": 1}

@@ -33,6 +33,9 @@ LIBRARY = {
     "paged_attention": "query.0 g query.2 query.3, cache.keys.0 cache.keys.1 g cache.keys.3, tables.starts.0, "
     "tables.lengths.0, tables.pages.0 tables.pages.1, tables.count.0 -> largest.0 largest.1 g largest.3, "
     "total.0 total.1 g total.3, weighted.0 weighted.1 g weighted.3 weighted.4",
+    "mla_attention": "query.latent.0 query.latent.1 n query.latent.3, cache.latent.0 cache.latent.1 cache.latent.2, "
+    "tables.starts.0, tables.lengths.0, tables.pages.0 tables.pages.1, tables.count.0 "
+    "-> largest.0 largest.1 largest.2 n, total.0 total.1 total.2 n, weighted.0 weighted.1 weighted.2 n weighted.4",
     "rg_lru": "b x.1 j, b input_gate.1 j, b recurrence_gate.1 j, j -> b out.1 j, b j",
     "selective_scan": "i x.1 j, i dt.1 j, j a.1, i b.1 b.2, i c.1 c.2, j, i z.1 j, j -> i out.1 j, i j final_state.2",
     "ragged_dot": "lhs.0 k, rhs.0 k j, ends.0 -> out.0 j",

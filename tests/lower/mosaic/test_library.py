@@ -22,7 +22,14 @@ from tilekern.lower.target import resolve
 
 CHIPS = ("tpu:v5e", "tpu:v5p", "tpu:v6e", "tpu:7x")
 # The compiler keeps more values of tiles that one iteration computes together, up to half of what is taken.
-UNDERESTIMATED = ("adamw_step", "linear_attention", "gated_delta_rule", "group_norm", "paged_attention")
+UNDERESTIMATED = (
+    "adamw_step",
+    "linear_attention",
+    "gated_delta_rule",
+    "group_norm",
+    "mla_attention",
+    "paged_attention",
+)
 ALL = [
     (name, case.name, dtype, chip)
     for name, cases in CASES.items()
