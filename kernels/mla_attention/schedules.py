@@ -76,7 +76,15 @@ def _tokens(query: Latents, items: Any, cache: Latents, tables: Any, scales: Any
 @latents_of_parts.schedule("cuda")
 @latents_of_parts.schedule("tpu")
 def _parts_of_keys(query: Latents, cache: Latents, tables: Any, scales: Any, device: tk.Device) -> dict[str, int]:
-    return _of_kernel(query, cache, device)
+    """On GPUs, 16 rows or fewer leave registers for tiles of 64 keys, whose loads take the time: three stages.
+
+    Not on GPUs with "mma" alone, for which ptxas takes 128 registers, and spills.
+    """
+    blocks, page = _of_kernel(query, cache, device), cache.latent.shape[1]
+    is_narrow = query.latent.shape[1] * blocks["block_n"] <= 16 and cache.latent.dtype.itemsize == 2
+    if device.matrix_unit in ("", "mma") or page <= 16 or not is_narrow:
+        return blocks
+    return {**blocks, "block_k": keys_of_tile(page, 64), "num_stages": 3}
 
 
 def _of_kernel(query: Latents, cache: Latents, device: tk.Device) -> dict[str, int]:
