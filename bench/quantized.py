@@ -56,14 +56,14 @@ def _one_row() -> Iterator[Result]:
     for name, keywords in _WEIGHTS.items():
         weights = QuantizedArray.quantize(w, **keywords)
         nbytes = _INNER * _COLUMNS // (1 if keywords["dtype"] == "int8" else 2)
-        times = take_turns({"ours": clock(partial(product, x, weights)), "copy": clock(_copy(nbytes))}, _ROUNDS)
+        times = take_turns({"ours": clock(partial(product, x, weights)), "copy": clock(copy(nbytes))}, _ROUNDS)
         rates = {who: nbytes / statistics.median(seconds) / 1e9 for who, seconds in times.items()}
         share = by_round(times["copy"], times["ours"]) / 2
         title = f"quantized_matmul of one row, {_INNER}×{_COLUMNS}, {name}"
         yield Result(title, "GB/s", rates["ours"], BANDWIDTH_SHARE_LIMIT, "share", 2 * rates["copy"], share)
 
 
-def _copy(nbytes: int) -> Contestant:
+def copy(nbytes: int) -> Contestant:
     """Reads an array and writes it in place: a copy to new memory would also wait for the system's pages."""
     arrays, step = [jnp.zeros(nbytes, jnp.uint8)], jax.jit(lambda x: x ^ 1, donate_argnums=0)
 

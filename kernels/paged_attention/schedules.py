@@ -86,7 +86,8 @@ def _tokens_tpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -
 
 @attention_of_parts.schedule("cpu")
 def _parts_cpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
-    return {"block_k": keys_of_tile(cache.page, 256)}
+    """At most a page: the keys are read where they lie, whereas several pages are first copied to one tile."""
+    return {"block_k": keys_of_tile(cache.page, min(cache.page, 256))}
 
 
 @attention_of_parts.schedule("cuda")
