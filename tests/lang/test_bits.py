@@ -154,6 +154,23 @@ def test_a_key_of_the_wrong_type(name: str) -> None:
         f.trace(np.zeros((), U32))
 
 
+def test_keys_of_rows_give_the_bits_of_each_key() -> None:
+    @tk.kernel(out_type=lambda keys, x: x)
+    def f(keys, x, out):
+        i, j = tk.grid((x.shape[0], 2), (x.shape[1], 4))
+        out[i, j] = tk.random_bits((keys[i, 0][:, None], keys[i, 1][:, None]), j.indices[None, :])
+
+    keys = np.arange(10, dtype=U32).reshape(5, 2)
+    expected = [tk.random_bits(key, np.arange(7, dtype=U32)) for key in keys]
+    np.testing.assert_array_equal(f(keys, np.zeros((5, 7), U32)), expected)
+
+
+@pytest.mark.parametrize("words", [(1,), (np.zeros(2, np.int32),) * 2, (np.zeros(2, np.uint32),) * 3])
+def test_a_pair_of_the_wrong_type(words: Any) -> None:
+    with pytest.raises(ArgumentError, match=PROMISE):
+        tk.random_bits(words, 0)
+
+
 def test_no_coordinates() -> None:
     @like_first
     def f(x, out):

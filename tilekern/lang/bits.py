@@ -23,27 +23,39 @@ def random_bits(key_data: Any, *coordinates: Any) -> jax.Array:
     block sizes give the same bits.
 
     Args:
-      key_data: uint32[2], `jax.random.key_data(key)` of a threefry key, loaded from a ref.
+      key_data: uint32[2], `jax.random.key_data(key)` of a threefry key, loaded from a ref; or a pair of uint32 arrays,
+        the two words of many keys, which broadcast against the coordinates, such as the keys of the rows of a tile,
+        `(keys[i, 0][:, None], keys[i, 1][:, None])`.
       *coordinates: integers or integer tiles that broadcast against each other. They are taken modulo 2³²: 64-bit
         coordinates that are equal modulo 2³² give the same bits.
 
     Returns:
       uint32 of the broadcast shape.
     """
-    key = jnp.asarray(key_data)
-    if key.shape != (2,) or key.dtype != jnp.uint32 or not coordinates:
+    key = _words(key_data)
+    if key is None or not coordinates:
         raise ArgumentError(
             "tk.random_bits takes the data of a key, and coordinates",
-            expected="key_data = uint32[2], and at least one coordinate",
+            expected="key_data = uint32[2], or a pair of uint32 arrays, and at least one coordinate",
             got=f"key_data = {describe(key_data)}, {len(coordinates)} coordinates",
             fix="pass jax.random.key_data(key) to the kernel, and tile.indices of each dim",
         )
     words = [jnp.asarray(c).astype(jnp.uint32) for c in jnp.broadcast_arrays(*map(_integer, coordinates))]
     words += [jnp.zeros_like(words[0])] * (len(words) % 2)
-    first, second = key[0], key[1]
+    first, second = key
     for pair in zip(words[::2], words[1::2], strict=True):
         first, second = _threefry(first, second, *pair)
     return first
+
+
+def _words(key_data: Any) -> tuple[jax.Array, jax.Array] | None:
+    """The two words of a key, or of many keys; None for anything else."""
+    if isinstance(key_data, tuple):
+        words = cast(tuple[Any, ...], key_data)
+        fits = len(words) == 2 and all(getattr(word, "dtype", None) == jnp.uint32 for word in words)
+        return (jnp.asarray(words[0]), jnp.asarray(words[1])) if fits else None
+    key = jnp.asarray(key_data)
+    return (key[0], key[1]) if key.shape == (2,) and key.dtype == jnp.uint32 else None
 
 
 def _integer(value: Any) -> jax.Array:
