@@ -10,7 +10,7 @@ from tilekern.kernels.checks import as_int32, as_real, as_rows, is_float, is_int
 from tilekern.kernels.sample import checks
 from tilekern.kernels.sample.arguments import Rates
 from tilekern.kernels.sample.drafts import verified
-from tilekern.kernels.sample.kernel import kept_logits, sampled_tokens
+from tilekern.kernels.sample.kernel import drawable_logits, sampled_tokens
 
 hide_frames(__file__)
 
@@ -169,6 +169,6 @@ def verify_drafts(
         return jnp.zeros((0, places), jnp.int32), jnp.zeros(0, jnp.int32)
     of_places = Rates(*(None if rate is None else jnp.repeat(rate, places) for rate in rates))
     blocks = {"target": target, "block_v": block_v}
-    kept = kept_logits(as_rows(logits), of_places, None, **blocks).reshape(logits.shape)
+    logarithms = drawable_logits(as_rows(logits), of_places, None, **blocks).reshape(logits.shape)
     lens = jnp.full(rows, places - 1, jnp.int32) if draft_lens is None else as_int32(draft_lens)
-    return verified(kept, as_int32(draft_tokens), keys, draft_logits, jnp.clip(lens, 0, places - 1), **blocks)
+    return verified(logarithms, as_int32(draft_tokens), keys, draft_logits, jnp.clip(lens, 0, places - 1), **blocks)

@@ -14,15 +14,15 @@ from tilekern.kernels.sample.kernel import sampled_tokens
 
 
 def verified(
-    kept: jax.Array, drafts: jax.Array, keys: jax.Array, draft_logits: jax.Array | None, lens: jax.Array, **blocks: Any
+    logarithms: jax.Array, drafts: jax.Array, keys: jax.Array, draft_logits: jax.Array | None, lens: jax.Array, **blocks: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The tokens int32[B, K + 1] of `verify_drafts`, and their numbers int32[B].
 
-    `kept` is float32[B, K + 1, V], of `kept_logits`; drafts int32[B, K], lens int32[B] from 0 to K. A row's draft k is
+    `logarithms` is float32[B, K + 1, V], of `drawable_logits`; drafts int32[B, K], lens int32[B] from 0 to K. A row's draft k is
     accepted by the bits of its coordinate 2^31 + k, which are those of no token.
     """
-    rows, places, vocabulary = kept.shape
-    p = jax.nn.softmax(kept, axis=-1)
+    rows, places, vocabulary = logarithms.shape
+    p = jax.nn.softmax(logarithms, axis=-1)
     q = None if draft_logits is None else jax.nn.softmax(draft_logits.astype(jnp.float32), axis=-1)
     number = jnp.arange(places - 1, dtype=jnp.int32)
 

@@ -23,6 +23,10 @@ EXPONENT = -float(2**30)
 """The least log2 of a probability in units of 2^-20: 2^-1024. Less likely tokens count as so likely."""
 
 
+NO_TOKEN = 2**31 - 1
+"""A number above those of all tokens."""
+
+
 class Sums(NamedTuple):
     """The sum of weights, as 2^16 upper + lower; both uint32, lower < 2^16."""
 
@@ -49,13 +53,13 @@ class Sums(NamedTuple):
         return Sums(upper, jnp.where((upper | lower) == 0, jnp.uint32(1), lower))
 
 
-class Kept(NamedTuple):
+class Drawable(NamedTuple):
     """Which tokens of a row may be drawn.
 
     Attributes:
       rates: of the row, scalars.
-      best: the key of the largest logit.
-      least: the key of the least likely token that is kept by `top_k`, `top_p` and its own probability.
+      best: the key of the row's largest logit.
+      least: the key of the least likely token that `top_k` and `top_p` leave in the draw.
     """
 
     rates: Rates
@@ -70,9 +74,9 @@ class Kept(NamedTuple):
         return jnp.where(keys == self.best, 0, distance)
 
     def __call__(self, keys: jax.Array, exponents: jax.Array) -> jax.Array:
-        """True for each token that is kept."""
-        kept = keys >= self.least
-        return kept if self.rates.min_p is None else kept & (exponents >= self.rates.min_p)
+        """A bool for each token: True if the token may be drawn. `exponents` are `self.exponents(keys)`."""
+        reaches = keys >= self.least
+        return reaches if self.rates.min_p is None else reaches & (exponents >= self.rates.min_p)
 
 
 _RANKS_OF_TOP_K = 2
@@ -81,24 +85,26 @@ _RANKS_OF_TOP_P = 4
 """More, as `top_p` may keep hundreds of tokens: of 200 in 1024 lanes, five share a lane in 0.2% of all rows."""
 
 
-def kept_tokens(row: Row, rates: Rates, block_v: int) -> tuple[Row, Kept]:
-    """The tokens of a row that are kept, of `min_p`, then of those by `top_k`, and of those by `top_p`; and the row.
+def drawable_tokens(row: Row, rates: Rates, block_v: int) -> tuple[Row, Drawable]:
+    """The tokens of a row that pass `min_p`, then `top_k` among these, then `top_p` among those; and the row to visit.
 
-    `reduce` of the row visits few tokens, all that are kept among them, where one pass over the row can tell them.
+    `reduce` of the returned row visits only candidates where one pass over all tokens proves that every drawable token
+    is a candidate. Example: with top_k=20, a row of 128256 tokens, and no three of its 20 largest logits in one lane,
+    it visits 2 tokens for each lane of a tile.
     """
     few, dropped = row, jnp.int32(LEAST)
     if rates.top_k is not None or rates.top_p is not None:
         few, dropped = candidates(row, _RANKS_OF_TOP_P if rates.top_k is None else _RANKS_OF_TOP_K, block_v)
     best = few.reduce(lambda tokens, keys, most: jnp.maximum(most, keys.max()), jnp.int32(LEAST))
     # Tokens of -inf are not drawn unless all are.
-    kept = Kept(rates, best, jnp.minimum(best, LOWEST + 1))
-    if rates.top_k is not None:
-        # The k-th largest candidate is at most the k-th largest key of the row.
-        least = jnp.maximum(largest(lambda least: _count(few, least) >= rates.top_k), LEAST + 1)
-        row = narrowed(row, few, least, dropped < least, block_v)
-        kept = kept._replace(least=_top_k(row, kept))
-        return row, kept if rates.top_p is None else kept._replace(least=_top_p(row, kept))
-    return (row, kept) if rates.top_p is None else _top_p_alone(row, few, dropped, kept, block_v)
+    drawable = Drawable(rates, best, jnp.minimum(best, LOWEST + 1))
+    if rates.top_k is None:
+        return (row, drawable) if rates.top_p is None else _top_p_alone(row, few, dropped, drawable, block_v)
+    # The k-th largest candidate is at most the k-th largest key of the row.
+    least = jnp.maximum(largest(lambda least: _count(few, least) >= rates.top_k), LEAST + 1)
+    row = narrowed(row, few, least, dropped < least, block_v)
+    drawable = drawable._replace(least=_top_k(row, drawable))
+    return row, drawable if rates.top_p is None else drawable._replace(least=_top_p(row, drawable))
 
 
 def _count(row: Row, least: jax.Array, counts: Callable[[jax.Array], jax.Array] | None = None) -> jax.Array:
@@ -111,57 +117,93 @@ def _count(row: Row, least: jax.Array, counts: Callable[[jax.Array], jax.Array] 
     return row.reduce(count, jnp.int32(0))
 
 
-def _top_k(row: Row, kept: Kept) -> jax.Array:
-    """The key of the k-th token of those kept; that of the last one if there are fewer."""
+def _top_k(row: Row, drawable: Drawable) -> jax.Array:
+    """The key of the drawable token with the k-th largest key; that of the last one if there are fewer than k."""
 
-    def is_kept(keys: jax.Array) -> jax.Array:
-        return kept(keys, kept.exponents(keys))
+    def is_drawable(keys: jax.Array) -> jax.Array:
+        return drawable(keys, drawable.exponents(keys))
 
     def reaches(least: jax.Array) -> jax.Array:
-        return _count(row, least, is_kept) >= kept.rates.top_k
+        return _count(row, least, is_drawable) >= drawable.rates.top_k
 
-    return jnp.maximum(kept.least, largest(reaches))
+    return jnp.maximum(drawable.least, largest(reaches))
 
 
-def _total(row: Row, kept: Kept, least: jax.Array) -> Sums:
-    """The sum of the weights of the tokens kept whose keys are at least `least`."""
+def _total(row: Row, drawable: Drawable, least: jax.Array) -> Sums:
+    """The sum of the weights of the drawable tokens whose keys are at least `least`."""
 
     def add(tokens: jax.Array, keys: jax.Array, sums: Sums) -> Sums:
-        exponents = kept.exponents(keys)
-        counts = kept(keys, exponents) & (keys >= least)
+        exponents = drawable.exponents(keys)
+        counts = drawable(keys, exponents) & (keys >= least)
         return sums.plus(jnp.where(counts, power(exponents), jnp.uint32(0)))
 
     return row.reduce(add, Sums(jnp.uint32(0), jnp.uint32(0)))
 
 
-def _top_p(row: Row, kept: Kept) -> jax.Array:
-    """The key up to which the tokens kept have `top_p` of the probability: those with larger keys have less."""
-    goal = _total(row, kept, kept.least).share(kept.rates.top_p)
-    least_key = jnp.maximum(kept.least, largest(lambda least: _total(row, kept, least).reaches(goal)))
-    return jnp.where(kept.rates.top_p >= 1 << 16, kept.least, least_key)
+def _goal(row: Row, drawable: Drawable) -> Sums:
+    """The part `top_p` of the weight of all drawable tokens."""
+    return _total(row, drawable, drawable.least).share(drawable.rates.top_p)
 
 
-def _top_p_alone(row: Row, few: Row, dropped: jax.Array, kept: Kept, block_v: int) -> tuple[Row, Kept]:
-    """The row and the tokens kept by `top_p`, without `top_k`.
+def _least_of(row: Row, drawable: Drawable, goal: Sums, key: Any = LEAST, bits: Any = 32) -> jax.Array:
+    """The largest key down to which the drawable tokens have the weight `goal`; `key` and `bits` as for `largest`."""
+    return largest(lambda least: _total(row, drawable, least).reaches(goal), key, bits)
 
-    The probability of all tokens comes from one more pass. If the candidates above the largest key of the other tokens
-    have enough of it, they are the tokens kept. Otherwise the least key is found in the whole row.
+
+def _top_p(row: Row, drawable: Drawable) -> jax.Array:
+    """The least key of the tokens of `top_p`: the tokens above it have less than the part `top_p` of the weight."""
+    least = jnp.maximum(drawable.least, _least_of(row, drawable, _goal(row, drawable)))
+    return jnp.where(drawable.rates.top_p >= 1 << 16, drawable.least, least)
+
+
+def _top_p_alone(row: Row, few: Row, dropped: jax.Array, drawable: Drawable, block_v: int) -> tuple[Row, Drawable]:
+    """The row to visit and the tokens of `top_p`, without `top_k`.
+
+    The weight of all tokens comes from one more pass. If the candidates above `dropped`, the largest key of the tokens
+    that are no candidates, have the part `top_p` of it, they are the tokens of `top_p`. Otherwise the least key comes
+    from passes over the whole row.
     """
-    keeps_all = kept.rates.top_p >= 1 << 16
-    goal = _total(row, kept, kept.least).share(kept.rates.top_p)
-    least = largest(lambda least: _total(few, kept, least).reaches(goal))
+    keeps_all = drawable.rates.top_p >= 1 << 16
+    goal = _goal(row, drawable)
+    least = _least_of(few, drawable, goal)
     suffices = (dropped < least) & ~keeps_all
     row = narrowed(row, few, least, suffices, block_v)
     bits = jnp.where(suffices | keeps_all, 0, 32)
-    least = largest(lambda least: _total(row, kept, least).reaches(goal), jnp.where(suffices, least, LEAST), bits)
-    return row, kept._replace(least=jnp.maximum(kept.least, least))
+    least = _least_of(row, drawable, goal, jnp.where(suffices, least, LEAST), bits)
+    return row, drawable._replace(least=jnp.maximum(drawable.least, least))
 
 
-def _row(logits: Any, rates: Rates, penalties: Penalties | None, block_v: int) -> tuple[Row, Kept]:
-    """The row of a program, and the tokens that are kept."""
+def _row(logits: Any, rates: Rates, penalties: Penalties | None, block_v: int) -> tuple[Row, Drawable]:
+    """The row of a program, and its tokens that may be drawn."""
     r = tk.parallel(logits.shape[0])
-    row = Row(logits, penalties, r, tk.serial(logits.shape[1], block_v))
-    return kept_tokens(row, Rates(*(None if rate is None else rate[r] for rate in rates)), block_v)
+    row = Row(logits, penalties, r, logits.shape[1], tk.serial(logits.shape[1], block_v))
+    return drawable_tokens(row, rates_of(rates, r), block_v)
+
+
+def rates_of(rates: Rates, r: Any) -> Rates:
+    """The rates of row r, or of the rows of tile r."""
+    return Rates(*(None if rate is None else rate[r] for rate in rates))
+
+
+def drawn_token(row: Row, drawable: Drawable, key_data: jax.Array) -> jax.Array:
+    """int32: the token with the largest score; of equal ones the one with the least number.
+
+    A score is log2 of a token's probability plus a number of the Gumbel distribution; of greedy rows, the logit's key.
+    """
+    is_greedy = drawable.rates.scale == jnp.inf
+
+    def step(numbers: jax.Array, keys: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        score, token = best
+        exponents = drawable.exponents(keys)
+        drawn = exponents + gumbel(tk.random_bits(key_data, numbers))
+        scores = jnp.where(drawable(keys, exponents), jnp.where(is_greedy, keys, drawn), LEAST)
+        most = scores.max()
+        first = jnp.where(scores == most, numbers, NO_TOKEN).min()
+        # Candidates are in no order, so of equal scores the least number is taken.
+        first = jnp.where(most == score, jnp.minimum(token, first), first)
+        return jnp.maximum(score, most), jnp.where(most >= score, first, token)
+
+    return row.reduce(step, (jnp.int32(LEAST), jnp.int32(NO_TOKEN)))[1]
 
 
 def _tokens(logits: Any, *unused: Any) -> jax.ShapeDtypeStruct:
@@ -184,22 +226,8 @@ def sampled_tokens(
     the probabilities (Gumbel 1954; Maddison et al. 2014, https://arxiv.org/abs/1411.0030). The bits of token v are a
     function of the row's key and of v. Greedy rows draw the largest logit; of equal ones the first.
     """
-    row, kept = _row(logits, rates, penalties, block_v)
-    key_data = keys[row.number]
-    is_greedy = kept.rates.scale == jnp.inf
-
-    def step(numbers: jax.Array, keys: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        score, token = best
-        exponents = kept.exponents(keys)
-        drawn = exponents + gumbel(tk.random_bits(key_data, numbers))
-        scores = jnp.where(kept(keys, exponents), jnp.where(is_greedy, keys, drawn), LEAST)
-        most = scores.max()
-        first = jnp.where(scores == most, numbers, _NO_TOKEN).min()
-        # Candidates are in no order, so of equal scores the least number is taken.
-        first = jnp.where(most == score, jnp.minimum(token, first), first)
-        return jnp.maximum(score, most), jnp.where(most >= score, first, token)
-
-    _, tokens[row.number] = row.reduce(step, (jnp.int32(LEAST), jnp.int32(_NO_TOKEN)))
+    row, drawable = _row(logits, rates, penalties, block_v)
+    tokens[row.number] = drawn_token(row, drawable, keys[row.number])
 
 
 def _like_logits(logits: Any, *unused: Any) -> jax.ShapeDtypeStruct:
@@ -207,59 +235,57 @@ def _like_logits(logits: Any, *unused: Any) -> jax.ShapeDtypeStruct:
 
 
 @tk.kernel(out_type=_like_logits)
-def kept_logits(
+def drawable_logits(
     logits: tk.Ref, rates: Rates, penalties: Penalties | None, out: tk.Ref, *, block_v: tk.Block = 1024
 ) -> None:
-    """logits[B, V], V > 0 -> float32[B, V]: the logarithm of probabilities up to a constant, -inf of tokens not kept.
+    """logits[B, V], V > 0 -> float32[B, V]: the logarithm of probabilities up to a constant; -inf where none is drawn.
 
     They are differences from the largest logit, divided by the temperature; greedy rows keep the first of the largest.
     """
-    row, kept = _row(logits, rates, penalties, block_v)
-    is_greedy = kept.rates.scale == jnp.inf
+    row, drawable = _row(logits, rates, penalties, block_v)
+    is_greedy = drawable.rates.scale == jnp.inf
 
     def first(numbers: jax.Array, keys: jax.Array, token: jax.Array) -> jax.Array:
-        return jnp.minimum(token, jnp.where(keys == kept.best, numbers, _NO_TOKEN).min())
+        return jnp.minimum(token, jnp.where(keys == drawable.best, numbers, NO_TOKEN).min())
 
-    token = row.reduce(first, jnp.int32(_NO_TOKEN))
+    token = row.reduce(first, jnp.int32(NO_TOKEN))
 
     def write(j: tk.Tile) -> None:
         keys = row.keys(j)
-        exponents = kept.exponents(keys)
-        keeps = jnp.where(is_greedy, j.indices == token, kept(keys, exponents))
+        exponents = drawable.exponents(keys)
+        keeps = jnp.where(is_greedy, j.indices == token, drawable(keys, exponents))
         logarithms = exponents.astype(jnp.float32) * jnp.float32(_LN_2)
         out[row.number, j] = jnp.where(keeps, logarithms, -jnp.inf)
 
     tk.foreach(tk.serial(logits.shape[1], block_v), write)
 
 
-_NO_TOKEN = 2**31 - 1
-
 _LN_2 = 0.6931471805599453 * 2.0**-20
 
 
-def _ranks(others: tuple[Any, ...]) -> int:
+def _ranks(arguments: tuple[Any, ...]) -> int:
     """The candidates of a lane; 0 without `top_k` and `top_p`."""
-    (rates,) = [other for other in others if isinstance(other, Rates)]
+    (rates,) = [argument for argument in arguments if isinstance(argument, Rates)]
     return _RANKS_OF_TOP_K if rates.top_k is not None else 0 if rates.top_p is None else _RANKS_OF_TOP_P
 
 
 @sampled_tokens.schedule("cpu")
-@kept_logits.schedule("cpu")
-def _cpu(logits: Any, *others: Any) -> dict[str, int]:
+@drawable_logits.schedule("cpu")
+def _cpu(logits: Any, *arguments: Any) -> dict[str, int]:
     """A tile in the first-level cache, with its candidates if all passes for `top_p` visit them."""
-    return {"block_v": min(logits.shape[1], 1024 if _ranks(others) == _RANKS_OF_TOP_P else 4096)}
+    return {"block_v": min(logits.shape[1], 1024 if _ranks(arguments) == _RANKS_OF_TOP_P else 4096)}
 
 
 @sampled_tokens.schedule("cuda")
-@kept_logits.schedule("cuda")
-def _cuda(logits: Any, *others: Any) -> dict[str, int]:
+@drawable_logits.schedule("cuda")
+def _cuda(logits: Any, *arguments: Any) -> dict[str, int]:
     """A fourth of a tile with candidates, which lie in registers."""
-    block_v, num_warps = (1024, 16) if _ranks(others) else (4096, 8)
+    block_v, num_warps = (1024, 16) if _ranks(arguments) else (4096, 8)
     return {"block_v": power_of_two(logits.shape[1], block_v), "num_warps": num_warps}
 
 
 @sampled_tokens.schedule("tpu")
-@kept_logits.schedule("tpu")
-def _tpu(logits: Any, *others: Any) -> dict[str, int]:
-    """Fewer lanes for `top_p`, so that its candidates are a fourth of a vocabulary of 2^17."""
-    return {"block_v": tiled(logits.shape[1], 1 << (13 if _ranks(others) == _RANKS_OF_TOP_P else 15), 1024)}
+@drawable_logits.schedule("tpu")
+def _tpu(logits: Any, *arguments: Any) -> dict[str, int]:
+    """Two registers of lanes: the compiler keeps a hundred and more vectors of a long chain of ops in vector memory."""
+    return {"block_v": tiled(logits.shape[1], 2048, 1024)}

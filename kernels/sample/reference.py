@@ -46,21 +46,21 @@ def reference(
     heat = column(temperature)
     best = x.max(axis=-1, keepdims=True)
     scores = jnp.where(x == best, 0, (x - best) / jnp.where(heat > 0, heat, 1))  # of equal infinities, too
-    kept = (x > -jnp.inf) | (best == -jnp.inf)
+    drawable = (x > -jnp.inf) | (best == -jnp.inf)
     if min_p is not None:
-        kept &= scores >= jnp.log(column(min_p))
+        drawable &= scores >= jnp.log(column(min_p))
     if top_k is not None:
         most = jnp.where(column(top_k) > 0, jnp.minimum(column(top_k), vocabulary), vocabulary).astype(int)
-        ranked = -jnp.sort(-jnp.where(kept, scores, -jnp.inf), axis=-1)
-        kept &= scores >= jnp.take_along_axis(ranked, most - 1, axis=-1)
+        ranked = -jnp.sort(-jnp.where(drawable, scores, -jnp.inf), axis=-1)
+        drawable &= scores >= jnp.take_along_axis(ranked, most - 1, axis=-1)
     if top_p is not None:
         share = jnp.round(column(top_p) * 2**16) / 2**16
-        weights = jnp.where(kept, jnp.exp(scores), 0)
+        weights = jnp.where(drawable, jnp.exp(scores), 0)
         ranked = -jnp.sort(-weights, axis=-1)
         before = jnp.cumsum(ranked, axis=-1) - ranked
         enough = (before < share * weights.sum(axis=-1, keepdims=True)) & (ranked > 0)
         least = jnp.min(jnp.where(enough, ranked, jnp.inf), axis=-1, keepdims=True)
-        kept &= (weights >= jnp.minimum(least, ranked[..., :1])) | (share >= 1)
+        drawable &= (weights >= jnp.minimum(least, ranked[..., :1])) | (share >= 1)
     words = keys_of_rows("sample", key, batch).reshape(-1, 2)
 
     def bits_of(word: jax.Array) -> jax.Array:
@@ -69,4 +69,4 @@ def reference(
     bits = jax.vmap(bits_of)(words)
     v = (bits | 1).astype(wide) * 2.0**-32
     drawn = scores - jnp.log(-jnp.log1p(-v)).reshape(logits.shape)
-    return jnp.argmax(jnp.where(kept, jnp.where(heat > 0, drawn, x), -jnp.inf), axis=-1).astype(jnp.int32)
+    return jnp.argmax(jnp.where(drawable, jnp.where(heat > 0, drawn, x), -jnp.inf), axis=-1).astype(jnp.int32)

@@ -20,9 +20,10 @@ class Row(NamedTuple):
     """A row of logits, as refs.
 
     Attributes:
-      logits: float [B, V].
+      logits: float [B, V]; or a `Product`, whose tiles are computed at each visit.
       penalties: of the logits, or None.
       number: the row, an int32 scalar.
+      stop: the end of the tokens that are visited, an int32 scalar or int: V, or 0 for a row that needs no visit.
       columns: the tiles of the row's tokens that `reduce` visits: all, or none if the candidates suffice; None for a
         row of candidates alone.
       candidates: tokens and their keys, int32[block_v] each, that `reduce` visits before `columns`; a key of `LEAST` is
@@ -32,15 +33,13 @@ class Row(NamedTuple):
     logits: Any
     penalties: Penalties | None
     number: Any
+    stop: Any
     columns: Any
     candidates: tuple[tuple[jax.Array, jax.Array], ...] = ()
 
     def keys(self, j: tk.Tile) -> jax.Array:
         """int32[block_v], the logits behind their penalties by `ordered`; `LEAST` behind the last token."""
-        x = self.logits[self.number, j].astype(jnp.float32)
-        if self.penalties is not None:
-            x = _penalized(x, self.penalties, self.number, j)
-        return jnp.where(j.valid, ordered(x), LEAST)
+        return jnp.where(j.valid, ordered(penalized_logits(self.logits, self.penalties, self.number, j)), LEAST)
 
     def reduce[T](self, step: Callable[[jax.Array, jax.Array, T], T], init: T) -> T:
         """Fold step(tokens, their keys, carry) over the candidates and the tiles of the row."""
@@ -51,24 +50,32 @@ class Row(NamedTuple):
         return tk.fold(self.columns, lambda j, carry: step(j.indices, self.keys(j), carry), init)
 
 
-def _penalized(x: jax.Array, penalties: Penalties, r: Any, j: tk.Tile) -> jax.Array:
-    """The logits behind their penalties.
+def penalized_logits(logits: Any, penalties: Penalties | None, r: Any, j: tk.Tile) -> jax.Array:
+    """float32: the logits behind their penalties, [block_v] of one row r, [block_b, block_v] of a tile of rows.
 
     Each product is exact, or is no term of a sum: it makes no difference whether a compiler fuses it with the sum.
     """
+    x = logits[r, j].astype(jnp.float32)
+    if penalties is None:
+        return x
     counts = penalties.counts[r, j]
     occurs = counts > 0
     if penalties.repetition is not None:
-        of_negative, of_positive = penalties.repetition[r, 0], penalties.repetition[r, 1]
+        of_negative, of_positive = of_rows(penalties.repetition[r, 0]), of_rows(penalties.repetition[r, 1])
         repeated = jnp.where(x > 0, x * of_positive, x * of_negative)
         # Only through its bits: as floats, the product and the next difference could be fused.
         x = from_ordered(ordered(jnp.where(counts != 0, repeated, x)))
     if penalties.frequency is not None:
         times = jnp.clip(counts, 0, 4095).astype(jnp.float32)
-        x = x - penalties.frequency[r, 0] * times - penalties.frequency[r, 1] * times
+        x = x - of_rows(penalties.frequency[r, 0]) * times - of_rows(penalties.frequency[r, 1]) * times
     if penalties.presence is not None:
-        x = x - jnp.where(occurs, penalties.presence[r], jnp.float32(0))
+        x = x - jnp.where(occurs, of_rows(penalties.presence[r]), jnp.float32(0))
     return x
+
+
+def of_rows(numbers: jax.Array) -> jax.Array:
+    """[block_b, 1] of one number for each row; the number itself, a scalar, of one row."""
+    return numbers[:, None] if numbers.ndim else numbers
 
 
 def largest(reaches: Callable[[jax.Array], jax.Array], key: Any = LEAST, bits: Any = 32) -> jax.Array:
@@ -109,6 +116,6 @@ def candidates(row: Row, ranks: int, block_v: int) -> tuple[Row, jax.Array]:
 def narrowed(row: Row, few: Row, least: jax.Array, suffices: jax.Array, block_v: int) -> Row:
     """The row, whose `reduce` visits the candidates from `least` on if they suffice, otherwise all tokens."""
     vocabulary = row.logits.shape[1]
-    columns = tk.serial(vocabulary, block_v, stop=jnp.where(suffices, 0, vocabulary))
+    columns = tk.serial(vocabulary, block_v, stop=jnp.where(suffices, 0, row.stop))
     held = ((tokens, jnp.where(suffices & (keys >= least), keys, LEAST)) for tokens, keys in few.candidates)
     return row._replace(columns=columns, candidates=tuple(held))

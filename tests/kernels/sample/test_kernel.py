@@ -17,7 +17,7 @@ from tilekern.kernels.sample import reference, sample
 from tilekern.kernels.sample.cases import CASES, Case
 from tilekern.kernels.sample.checks import rates_of_rows
 from tilekern.kernels.sample.fixed_point import gumbel, power
-from tilekern.kernels.sample.kernel import kept_logits, sampled_tokens
+from tilekern.kernels.sample.kernel import drawable_logits, sampled_tokens
 from tilekern.testing import in_float64
 
 KEY = np.uint32([3, 4])
@@ -213,8 +213,8 @@ def test_the_interpreter_agrees() -> None:
     rates = rates_of_rows("sample", (3,), 50, 0.7, 9, 0.8, 0.01)
     traced = sampled_tokens.trace(*arrays, rates, None, block_v=16)
     np.testing.assert_array_equal(tk.interpret(traced)(*arrays, rates, None), sampled_tokens(*arrays, rates, None))
-    kept = kept_logits.trace(arrays[0], rates, None, block_v=16)
-    np.testing.assert_array_equal(tk.interpret(kept)(arrays[0], rates, None), kept_logits(arrays[0], rates, None))
+    kept = drawable_logits.trace(arrays[0], rates, None, block_v=16)
+    np.testing.assert_array_equal(tk.interpret(kept)(arrays[0], rates, None), drawable_logits(arrays[0], rates, None))
 
 
 @pytest.mark.one_backend

@@ -29,6 +29,7 @@ UNDERESTIMATED = (
     "group_norm",
     "mla_attention",
     "paged_attention",
+    "sample",
 )
 ALL = [
     (name, case.name, dtype, chip)
