@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.rg_lru import rg_lru
     from tilekern.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
     from tilekern.kernels.rope import rms_norm_rope, rope
-    from tilekern.kernels.sample import sample, verify_drafts
+    from tilekern.kernels.sample import sample, sample_hidden, verify_draft_tree, verify_drafts
     from tilekern.kernels.selective_scan import selective_scan
     from tilekern.kernels.softmax import log_softmax, softmax
     from tilekern.kernels.swiglu import swiglu
@@ -64,11 +64,13 @@ __all__ = [
     "rms_norm_rope",
     "rope",
     "sample",
+    "sample_hidden",
     "selective_scan",
     "softmax",
     "ssd",
     "swiglu",
     "symmetric_matmul",
+    "verify_draft_tree",
     "verify_drafts",
     "write_latents",
     "write_pages",
@@ -87,8 +89,10 @@ _FOLDERS = {
     "ragged_paged_attention": "paged_attention",
     "rms_norm_quantized": "rms_norm",
     "rms_norm_rope": "rope",
+    "sample_hidden": "sample",
     "ssd": "linear_attention",
     "symmetric_matmul": "matmul",
+    "verify_draft_tree": "sample",
     "verify_drafts": "sample",
     "write_latents": "mla_attention",
     "write_pages": "paged_attention",

@@ -48,6 +48,7 @@ REFERENCES = {
     "ragged_contracting_dot": PACKAGES["ragged_dot"].contracting_reference,
     "log_softmax": PACKAGES["softmax"].log_reference,
     "rms_norm_rope": PACKAGES["rope"].normed_reference,
+    "sample_hidden": PACKAGES["sample"].hidden_reference,
     "symmetric_matmul": PACKAGES["matmul"].symmetric_reference,
     "write_latents": PACKAGES["mla_attention"].write_reference,
     "write_pages": PACKAGES["paged_attention"].write_reference,

@@ -185,6 +185,27 @@ CALLS: dict[str, Call] = {
         {"counts": np.arange(64, dtype=np.int32).reshape(4, 16) % 3},
         differentiable=False,
     ),
+    "sample_hidden": Call(
+        (f(4, 8), f(16, 8), KEY),
+        {
+            "transpose_weight": True,
+            "softcap": 4.0,
+            "temperature": 0.5,
+            "top_k": 9,
+            "top_p": 0.75,
+            "min_p": 0.125,
+            "repetition_penalty": 2.0,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+        },
+        {"counts": np.arange(64, dtype=np.int32).reshape(4, 16) % 3},
+        differentiable=False,
+    ),
+    "verify_draft_tree": Call(
+        (f(4, 3, 16), n(4, 2), np.array([-1, 0], np.int32), KEY),
+        {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125},
+        differentiable=False,
+    ),
     "verify_drafts": Call(
         (f(4, 3, 16), n(4, 2), KEY),
         {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125},

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.checks import as_int32, as_real, as_rows, is_float, is_integer, require
+from tilekern.kernels.checks import as_int32, as_real, as_rows
 from tilekern.kernels.sample import checks
 from tilekern.kernels.sample.arguments import Rates
 from tilekern.kernels.sample.drafts import verified
 from tilekern.kernels.sample.kernel import drawable_logits, sampled_tokens
+from tilekern.kernels.sample.trees import verified_tree
 
 hide_frames(__file__)
 
@@ -145,30 +148,99 @@ def verify_drafts(
       (Array([[ 1,  0, -1]], dtype=int32), Array([2], dtype=int32))
     """
     checks.logits_of_rows("verify_drafts", logits)
-    fits = logits.ndim == 3 and is_integer(draft_tokens)
-    fits = fits and draft_tokens.shape == (logits.shape[0], logits.shape[1] - 1)
-    given = {} if draft_logits is None else {"draft_logits": draft_logits}
-    if fits and draft_logits is not None:
-        fits = is_float(draft_logits) and draft_logits.shape == (*draft_tokens.shape, logits.shape[2])
-    if draft_lens is not None:
-        given["draft_lens"] = draft_lens
-        fits = fits and is_integer(draft_lens) and draft_lens.shape == logits.shape[:1]
-    require(
-        fits,
-        "verify_drafts",
-        expected="logits[B, K + 1, V], integers draft_tokens[B, K], draft_logits[B, K, V] and integers draft_lens[B]",
-        fix="logits have a row behind the last token and behind each draft",
-        logits=logits,
-        draft_tokens=draft_tokens,
-        **given,
-    )
-    rows, places, vocabulary = logits.shape
+    checks.drafts_of_rows("verify_drafts", logits, draft_tokens, draft_logits, draft_lens)
+    rows, places, _ = logits.shape
     keys = checks.keys_of_rows("verify_drafts", key, (rows,))
-    rates = checks.rates_of_rows("verify_drafts", (rows,), vocabulary, temperature, top_k, top_p, min_p)
+    logarithms = _logarithms("verify_drafts", logits, temperature, top_k, top_p, min_p, target, block_v)
     if rows == 0:
         return jnp.zeros((0, places), jnp.int32), jnp.zeros(0, jnp.int32)
+    lens = _lens(draft_lens, draft_tokens)
+    return verified(logarithms, as_int32(draft_tokens), keys, draft_logits, lens, target=target, block_v=block_v)
+
+
+@takes_python_numbers
+def verify_draft_tree(
+    logits: jax.Array,
+    draft_tokens: jax.Array,
+    parents: jax.Array,
+    key: jax.Array,
+    draft_logits: jax.Array | None = None,
+    draft_lens: jax.Array | None = None,
+    *,
+    temperature: jax.Array | float = 1.0,
+    top_k: jax.Array | int | None = None,
+    top_p: jax.Array | float | None = None,
+    min_p: jax.Array | float | None = None,
+    target: str | None = None,
+    block_v: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The tokens of speculative decoding with a tree of drafts: a path of accepted drafts, and one more token.
+
+    From the root down, the children of the last accepted draft are visited in their order. With r, at first what
+    `sample` draws from behind this draft, and q, what a child x was drawn from, x is accepted with probability
+    min(1, r(x) / q(x)). If it is not, r becomes max(r - q, 0), normalised, for the next child. The last token is drawn
+    from r, where no child is accepted. So all tokens are draws from the model. A chain gives the tokens of
+    `verify_drafts`. Source: Miao et al. 2024, SpecInfer, https://arxiv.org/abs/2305.09781, algorithm 2.
+
+    Args:
+      logits: [B, N + 1, V], of the model: behind the last token, and behind each draft on its path from the root.
+      draft_tokens: integers [B, N], the nodes of the trees, a parent before its children.
+      parents: integers [N], or [B, N] for trees of different forms: the number of each node's parent, -1 for children
+        of the root. A node whose parent is neither -1 nor an earlier node is never visited.
+      key: of `jax.random`, or keys [B], as for `sample`.
+      draft_logits: [B, N, V], whose softmax is q; siblings are independent draws. None if the drafts are certain, such
+        as the most likely tokens of a smaller model: siblings then differ.
+      draft_lens: integers [B], the number of nodes of each row; None for N.
+      temperature: of the model's tokens, a number or [B], as for `sample`. With 0, drafts are accepted that are the
+        model's most likely tokens.
+      top_k: as for `sample`.
+      top_p: as for `sample`.
+      min_p: as for `sample`.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_v: tokens of a tile, instead of the schedule's.
+
+    Returns:
+      (tokens, lens, nodes): int32[B, N + 1], the new tokens of each row, and -1 behind them; int32[B], their number;
+      int32[B, N], the accepted nodes, one less than tokens, and -1 behind them: the places of their keys and values in
+      a cache.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit, or a number is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.sample import verify_draft_tree
+      >>> logits = jnp.array([[[0.0, 9.0], [9.0, 0.0], [0.0, 9.0]]])
+      >>> verify_draft_tree(logits, jnp.array([[0, 1]]), jnp.array([-1, -1]), jax.random.key(0), temperature=0.0)
+      (Array([[ 1,  1, -1]], dtype=int32), Array([2], dtype=int32), Array([[ 1, -1]], dtype=int32))
+    """
+    checks.logits_of_rows("verify_draft_tree", logits)
+    checks.drafts_of_rows("verify_draft_tree", logits, draft_tokens, draft_logits, draft_lens)
+    checks.parents_of_rows("verify_draft_tree", parents, draft_tokens)
+    rows, places, _ = logits.shape
+    keys = checks.keys_of_rows("verify_draft_tree", key, (rows,))
+    logarithms = _logarithms("verify_draft_tree", logits, temperature, top_k, top_p, min_p, target, block_v)
+    if rows == 0:
+        return jnp.zeros((0, places), jnp.int32), jnp.zeros(0, jnp.int32), jnp.zeros((0, places - 1), jnp.int32)
+    drafts, lens = as_int32(draft_tokens), _lens(draft_lens, draft_tokens)
+    of_rows = jnp.broadcast_to(as_int32(parents), drafts.shape)
+    return verified_tree(logarithms, drafts, of_rows, keys, draft_logits, lens, target=target, block_v=block_v)
+
+
+def _logarithms(
+    function: str, logits: jax.Array, temperature: Any, top_k: Any, top_p: Any, min_p: Any, target: Any, block_v: Any
+) -> jax.Array:
+    """float32[B, K, V] of `drawable_logits`, with the rates of rows [B]."""
+    rows, places, vocabulary = logits.shape
+    rates = checks.rates_of_rows(function, (rows,), vocabulary, temperature, top_k, top_p, min_p)
     of_places = Rates(*(None if rate is None else jnp.repeat(rate, places) for rate in rates))
-    blocks = {"target": target, "block_v": block_v}
-    logarithms = drawable_logits(as_rows(logits), of_places, None, **blocks).reshape(logits.shape)
-    lens = jnp.full(rows, places - 1, jnp.int32) if draft_lens is None else as_int32(draft_lens)
-    return verified(logarithms, as_int32(draft_tokens), keys, draft_logits, jnp.clip(lens, 0, places - 1), **blocks)
+    if rows == 0:
+        return jnp.zeros(logits.shape, jnp.float32)
+    return drawable_logits(as_rows(logits), of_places, None, target=target, block_v=block_v).reshape(logits.shape)
+
+
+def _lens(draft_lens: jax.Array | None, draft_tokens: jax.Array) -> jax.Array:
+    """int32[B]: the number of drafts of each row, from 0 to K."""
+    rows, most = draft_tokens.shape
+    return jnp.full(rows, most, jnp.int32) if draft_lens is None else jnp.clip(as_int32(draft_lens), 0, most)

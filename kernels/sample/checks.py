@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
@@ -51,6 +52,41 @@ def keys_of_rows(function: str, key: Any, batch: tuple[int, ...]) -> jax.Array:
 
     words = jax.vmap(words_of)(keys.reshape(math.prod(batch)))
     return words.reshape(*batch, 2)
+
+
+def drafts_of_rows(function: str, logits: Any, draft_tokens: Any, draft_logits: Any, draft_lens: Any) -> None:
+    """Raise an `ArgumentError` unless the arrays of drafts fit logits [B, K + 1, V]."""
+    fits = logits.ndim == 3 and is_integer(draft_tokens)
+    fits = fits and draft_tokens.shape == (logits.shape[0], logits.shape[1] - 1)
+    optional = {"draft_logits": draft_logits, "draft_lens": draft_lens}
+    if fits and draft_logits is not None:
+        fits = is_float(draft_logits) and draft_logits.shape == (*draft_tokens.shape, logits.shape[2])
+    if draft_lens is not None:
+        fits = fits and is_integer(draft_lens) and draft_lens.shape == logits.shape[:1]
+    require(
+        fits,
+        function,
+        expected="logits[B, K + 1, V], integers draft_tokens[B, K], draft_logits[B, K, V] and integers draft_lens[B]",
+        fix="logits have a row behind the last token and behind each draft",
+        logits=logits,
+        draft_tokens=draft_tokens,
+        **{name: array for name, array in optional.items() if array is not None},
+    )
+
+
+def parents_of_rows(function: str, parents: Any, draft_tokens: Any) -> None:
+    """Raise an `ArgumentError` unless the parents are integers [N] or [B, N], and those of NumPy stand before."""
+    array: Any = parents
+    fits = is_integer(array) and array.shape in (draft_tokens.shape, draft_tokens.shape[1:])
+    if fits and isinstance(parents, np.ndarray):
+        fits = bool(((array >= -1) & (array < np.arange(draft_tokens.shape[1]))).all())
+    if not fits:
+        expected = (
+            f"integers {list(draft_tokens.shape[1:])} or {list(draft_tokens.shape)}, each from -1 to its place - 1"
+        )
+        raise refusal(
+            function, "parents", expected, parents, "number the nodes so that a parent stands before its children"
+        )
 
 
 def rates_of_rows(

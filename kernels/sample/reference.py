@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.sample.checks import keys_of_rows
+from tilekern.kernels.softcap import softcapped
 
 
 def reference(
@@ -70,3 +71,41 @@ def reference(
     v = (bits | 1).astype(wide) * 2.0**-32
     drawn = scores - jnp.log(-jnp.log1p(-v)).reshape(logits.shape)
     return jnp.argmax(jnp.where(drawable, jnp.where(heat > 0, drawn, x), -jnp.inf), axis=-1).astype(jnp.int32)
+
+
+def hidden_reference(
+    hidden: jax.Array,
+    weight: jax.Array,
+    key: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    transpose_weight: bool = False,
+    softcap: float | None = None,
+    temperature: jax.Array | float = 1.0,
+    top_k: jax.Array | int | None = None,
+    top_p: jax.Array | float | None = None,
+    min_p: jax.Array | float | None = None,
+    counts: jax.Array | None = None,
+    repetition_penalty: jax.Array | float | None = None,
+    presence_penalty: jax.Array | float | None = None,
+    frequency_penalty: jax.Array | float | None = None,
+    dtype: Any = None,
+) -> jax.Array:
+    """The tokens of `sample_hidden`: `reference` of the logits, computed in `dtype` as `reference` is."""
+    wide = dtype or jnp.promote_types(hidden.dtype, jnp.float32)
+    words = weight.T if transpose_weight else weight
+    logits = jnp.matmul(hidden.astype(wide), words.astype(wide), precision=jax.lax.Precision.HIGHEST)
+    logits = softcapped(logits if bias is None else logits + bias.astype(wide), softcap)
+    return reference(
+        logits,
+        key,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        counts=counts,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        dtype=wide,
+    )

@@ -1,0 +1,122 @@
+"""The public function `sample_hidden`: tokens drawn from logits that are never in memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.kernels.checks import as_rows, is_float, lies_in, refusal, require
+from tilekern.kernels.sample import checks
+from tilekern.kernels.sample.completed import certain_tokens, completed_tokens
+from tilekern.kernels.sample.product import Form, Operands
+
+hide_frames(__file__)
+
+
+@takes_python_numbers
+def sample_hidden(
+    hidden: jax.Array,
+    weight: jax.Array,
+    key: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    transpose_weight: bool = False,
+    softcap: float | None = None,
+    temperature: jax.Array | float = 1.0,
+    top_k: jax.Array | int | None = None,
+    top_p: jax.Array | float | None = None,
+    min_p: jax.Array | float | None = None,
+    counts: jax.Array | None = None,
+    repetition_penalty: jax.Array | float | None = None,
+    presence_penalty: jax.Array | float | None = None,
+    frequency_penalty: jax.Array | float | None = None,
+    target: str | None = None,
+    block_v: int | None = None,
+    block_d: int | None = None,
+) -> jax.Array:
+    """A token for each row of hidden @ weight, drawn as `sample` draws it; the logits are never in memory.
+
+    The token is that of `sample` for the same logits and key. Logits are sums in float32 and are not rounded to the
+    dtype of hidden; the order of a sum depends on the target and on the blocks. Without `top_k`, `top_p` and `min_p`
+    one pass over the weight draws all rows; about one row of 10,000, whose two best tokens are too close, takes two
+    more passes. With them a program has one row: it reads the weight once for `top_k`, and twice for `top_p` alone or
+    `min_p`. If its candidates do not suffice, it reads the weight up to 34 times.
+
+    Args:
+      hidden: [*B, D], float32, bfloat16, float16 or float64.
+      weight: [D, V] of the same dtype, V up to 2^19; with `transpose_weight` [V, D].
+      key: as for `sample`.
+      bias: float [V], added to the logits before the softcap.
+      transpose_weight: True if weight is [V, D], as the embedding of tied weights is; no copy is made of it.
+      softcap: logits become softcap * tanh(logits / softcap) before the penalties; from 1e-30 to 1e30.
+      temperature: as for `sample`.
+      top_k: as for `sample`.
+      top_p: as for `sample`.
+      min_p: as for `sample`.
+      counts: integers [*B, V], as for `sample`.
+      repetition_penalty: as for `sample`.
+      presence_penalty: as for `sample`.
+      frequency_penalty: as for `sample`.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_v: tokens of a tile, instead of the schedule's.
+      block_d: elements of the inner dim in a tile.
+
+    Returns:
+      int32[*B], from 0 to V - 1.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit, or a number is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.sample import sample_hidden
+      >>> hidden, embedding = jnp.eye(2, 4), jnp.eye(7, 4)[::-1]
+      >>> sample_hidden(hidden, embedding, jax.random.key(0), transpose_weight=True, temperature=0.0)
+      Array([6, 5], dtype=int32)
+    """
+    form = Form(softcap, transpose_weight)
+    _check_operands(hidden, weight, bias, form)
+    batch, vocabulary = hidden.shape[:-1], form.words(weight)
+    keys = checks.keys_of_rows("sample_hidden", key, batch)
+    rates = checks.rates_of_rows("sample_hidden", batch, vocabulary, temperature, top_k, top_p, min_p)
+    penalties = checks.penalties_of_rows(
+        "sample_hidden", batch, vocabulary, counts, repetition_penalty, presence_penalty, frequency_penalty
+    )
+    rows = math.prod(batch)
+    if rows == 0:
+        return jnp.zeros(batch, jnp.int32)
+    operands, words = Operands(as_rows(hidden), weight, bias), as_rows(keys)
+    blocks: dict[str, Any] = {"form": form, "target": target, "block_v": block_v, "block_d": block_d}
+    if rates.top_k is rates.top_p is rates.min_p is None:
+        tokens = certain_tokens(operands, words, rates.scale, penalties, **blocks)
+    else:
+        tokens = jnp.full(rows, -1, jnp.int32)
+    return completed_tokens(operands, words, rates, penalties, tokens, **blocks).reshape(batch)
+
+
+def _check_operands(hidden: Any, weight: Any, bias: Any, form: Form) -> None:
+    """Raise an `ArgumentError` unless the operands give logits of a vocabulary that `sample` can take."""
+    fits = is_float(hidden) and is_float(weight) and hidden.dtype == weight.dtype
+    fits = fits and hidden.ndim > 0 and weight.ndim == 2 and hidden.shape[-1] == weight.shape[form.transpose_weight]
+    fits = fits and 0 < form.words(weight) <= checks.WORDS
+    optional = {} if bias is None else {"bias": bias}
+    if fits and bias is not None:
+        fits = is_float(bias) and bias.shape == (form.words(weight),)
+    shape = "[V, D]" if form.transpose_weight else "[D, V]"
+    require(
+        fits,
+        "sample_hidden",
+        expected=f"hidden[*B, D] and weight{shape} of one float dtype of at least 16 bits, bias[V], V from 1 to 2^19",
+        fix="cast with .astype; transpose_weight=True takes an embedding [V, D] as it is",
+        hidden=hidden,
+        weight=weight,
+        **optional,
+    )
+    if form.softcap is not None and not lies_in(form.softcap, 1e-30, 1e30):
+        expected = "a number from 1e-30 to 1e30, or None"
+        raise refusal("sample_hidden", "softcap", expected, form.softcap, "None caps nothing")

@@ -1,0 +1,209 @@
+"""Tokens of products against those of the logits; scores that nearly tie; what fits into memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import tilekern as tk
+from tests.kernels.sample.test_kernel import KEY, chi_squared, words_of
+from tilekern.errors import ArgumentError
+from tilekern.kernels.sample import hidden_reference, sample, sample_hidden
+from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
+from tilekern.kernels.sample.checks import rates_of_rows
+from tilekern.kernels.sample.completed import certain_tokens, completed_tokens
+from tilekern.kernels.sample.fixed_point import gumbel
+from tilekern.kernels.sample.product import Form, Operands
+from tilekern.testing import in_float64
+
+SCALE = np.float32(2**20 * np.log2(np.e))
+
+
+def operands(rows: int, width: int, words: int, dtype: Any = "float32") -> tuple[np.ndarray, np.ndarray]:
+    """hidden and weight whose products and sums are exact in every order: logits are multiples of 1/8."""
+    random = np.random.default_rng(width + words)
+    hidden = random.integers(-3, 4, (rows, width)) / 2
+    return hidden.astype(jnp.dtype(dtype)), (random.integers(-2, 3, (width, words)) / 4).astype(jnp.dtype(dtype))
+
+
+def logits_of(hidden: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(hidden, np.float32) @ np.asarray(weight, np.float32)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(
+    "rate", [{}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2, "temperature": 2.0}], ids=str
+)
+def test_tokens_are_those_of_the_logits(dtype: str, rate: dict[str, Any]) -> None:
+    hidden, weight = operands(5, 19, 83, dtype)
+    expected = np.asarray(sample(logits_of(hidden, weight), KEY, **rate))
+    with jax.enable_x64(dtype == "float64"):
+        for blocks in ({}, {"block_v": 32, "block_d": 8}):
+            np.testing.assert_array_equal(sample_hidden(hidden, weight, KEY, **rate, **blocks), expected)
+
+
+def test_bias_penalties_transposed_weights_and_rates_of_rows() -> None:
+    hidden, weight = operands(5, 19, 83)
+    bias = (np.arange(83) % 5 / 4).astype(np.float32)
+    keywords: Any = {
+        "temperature": np.float32([0.0, 0.5, 1.0, 2.0, 9.0]),
+        "counts": np.arange(5 * 83).reshape(5, 83) % 4 - 1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": np.float32([0.1, -0.5, 0.5, 0.0, 1.0]),
+    }
+    expected = np.asarray(sample(logits_of(hidden, weight) + bias, KEY, **keywords))
+    plain = partial(sample_hidden, hidden, weight, KEY, bias=bias, **keywords)
+    np.testing.assert_array_equal(plain(), expected)
+    turned = sample_hidden(hidden, weight.T, KEY, bias=bias, transpose_weight=True, block_v=16, **keywords)
+    np.testing.assert_array_equal(turned, expected)
+
+
+def test_softcap() -> None:
+    """No two scores are so close here that roundings of tanh would differ."""
+    hidden, weight = operands(5, 19, 83)
+    expected = in_float64(partial(hidden_reference, softcap=2.0), hidden, weight, KEY)
+    np.testing.assert_array_equal(sample_hidden(hidden, weight, KEY, softcap=2.0), expected)
+    assert (np.asarray(sample_hidden(hidden, weight, KEY, softcap=0.01)) != expected).any()
+
+
+def test_infinities_nan_and_an_empty_sum() -> None:
+    """Rows that one pass cannot decide: `certain_tokens` says so, and the tokens are those of `sample`."""
+    inf, nan = np.inf, np.nan
+    x = np.float32([[-inf, 1, nan, 0], [-inf] * 4, [0, inf, 1, inf], [nan, nan, nan, 2], [1e38, 3e38, -3e38, 0]])
+    hidden = np.ones((1, 1), np.float32)
+    for row in x:
+        for rate in ({}, {"temperature": 0.0}, {"temperature": 1e-30}, {"temperature": inf}):
+            found = sample_hidden(hidden, row[None], KEY, **rate)
+            assert found.tolist() == sample(row[None], KEY, **rate, min_p=0.0).tolist(), (row, rate)
+    empty = sample_hidden(np.zeros((2, 0), np.float32), np.zeros((0, 9), np.float32), KEY)
+    assert empty.tolist() == sample(np.zeros((2, 9), np.float32), KEY).tolist()
+
+
+def test_scores_that_nearly_tie() -> None:
+    """Second tokens whose scores differ from the best by a few units: one pass claims no other token than `sample`."""
+    rows, words = 400, 8
+    random, number_of = np.random.default_rng(0), np.arange(words, dtype=np.uint32)
+    noise = np.stack([np.asarray(gumbel(tk.random_bits(w, number_of))) for w in words_of(rows)]).astype(np.float64)
+    x = random.normal(0, 2, (rows, words))
+    scores = x * SCALE + noise
+    best, other = np.argmax(scores, axis=1), random.integers(0, words, rows)
+    units = random.integers(-300, 300, rows)
+    of_row = np.arange(rows)
+    x[of_row, other] = (scores[of_row, best] + units - noise[of_row, other]) / SCALE
+    x = x.astype(np.float32)
+    expected = np.asarray(sample(x, KEY))
+    arrays = Operands(np.eye(rows, dtype=np.float32), x), words_of(rows), np.full(rows, SCALE), None
+    found = np.asarray(certain_tokens(*arrays, form=Form()))
+    certain = found >= 0
+    np.testing.assert_array_equal(found[certain], expected[certain])
+    assert 0.2 < certain.mean() < 0.95  # both kinds occur
+    np.testing.assert_array_equal(sample_hidden(*arrays[0][:2], KEY), expected)
+
+
+@pytest.mark.one_backend
+def test_frequencies_of_many_draws() -> None:
+    """χ² of 200,000 draws."""
+    p = np.array([0.38, 0.3, 0.15, 0.1, 0.04, 0.02, 0.01])
+    hidden, weight = jnp.ones((200_000, 1)), jnp.log(jnp.array(p, jnp.float32))[None]
+    counts = np.bincount(np.asarray(sample_hidden(hidden, weight, jax.random.key(1))), minlength=7)
+    assert chi_squared(counts, 200_000 * p) < 5
+
+
+@pytest.mark.one_backend
+def test_the_interpreter_agrees() -> None:
+    hidden, weight = operands(5, 19, 83)
+    arrays, words, rates = Operands(hidden, weight), words_of(5), rates_of_rows("", (5,), 83, 1.0, None, None, None)
+    blocks: Any = {"form": Form(), "block_v": 16, "block_d": 8}
+    calls = (
+        (best_of_parts, (arrays, words, rates.scale, None), {"parts": 3, "block_b": 4}),
+        (completed_tokens, (arrays, words, rates, None, np.int32([-1, 7, -1, 0, -1])), {}),
+    )
+    for kernel, inputs, more in calls:
+        traced = kernel.trace(*inputs, **blocks, **more)
+        for ours, theirs in zip(
+            jax.tree.leaves(tk.interpret(traced)(*inputs)),
+            jax.tree.leaves(kernel(*inputs, **blocks, **more)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("target", ["cuda:sm_90", "tpu:v5e", "tpu:v6e"])
+def test_parts_on_other_targets(target: str) -> None:
+    """The program for a target, interpreted: the tokens of `sample`."""
+    hidden, weight = operands(5, 19, 300, "bfloat16")
+    inputs: Any = (Operands(jnp.asarray(hidden), jnp.asarray(weight)), words_of(5), np.full(5, SCALE), None)
+    traced = best_of_parts.trace(*inputs, form=Form(), parts=2, block_b=16, block_v=128, block_d=16)
+    tokens = merged(*traced.lower(target).interpret(*inputs), inputs[2])
+    np.testing.assert_array_equal(tokens, sample(logits_of(hidden, weight), KEY))
+
+
+@pytest.mark.one_backend
+def test_leading_dims_vmap_export_and_no_rows() -> None:
+    hidden, weight = operands(6, 8, 33)
+    keys, stacked = jax.random.split(jax.random.key(5), (2, 3)), hidden.reshape(2, 3, 8)
+    whole = sample_hidden(stacked, weight, keys)
+    assert whole.shape == (2, 3)
+    np.testing.assert_array_equal(whole, jax.vmap(lambda h, k: sample_hidden(h, weight, k))(stacked, keys))
+    assert sample_hidden(stacked[:, :0], weight, KEY).shape == (2, 0)
+    exported = jax.export.export(jax.jit(sample_hidden))(stacked, weight, keys)
+    np.testing.assert_array_equal(jax.export.deserialize(exported.serialize()).call(stacked, weight, keys), whole)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_devices_divide_the_rows(kind: AxisType) -> None:
+    hidden, weight = operands(8, 8, 50)
+    keys, mesh = jax.random.split(jax.random.key(0), 8), jax.make_mesh((4,), ("rows",), axis_types=(kind,))
+    rows, of_rows = (jax.device_put(a, NamedSharding(mesh, PartitionSpec("rows"))) for a in (hidden, keys))
+    whole = jax.device_put(weight, NamedSharding(mesh, PartitionSpec()))
+    run = jax.jit(sample_hidden)
+    with jax.set_mesh(mesh):
+        compiled = run.lower(rows, whole, of_rows).compile()
+        found = compiled(rows, whole, of_rows)
+    assert not any(name in compiled.as_text() for name in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    np.testing.assert_array_equal(found, run(hidden, weight, keys))
+
+
+@pytest.mark.one_backend
+def test_the_logits_are_never_in_memory() -> None:
+    """All temporary arrays of the compiled program together take less than half of the bytes of the logits."""
+    hidden, weight = jax.ShapeDtypeStruct((512, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4096), jnp.float32)
+    for rate in ({}, {"top_k": 20}):
+        compiled = jax.jit(partial(sample_hidden, **rate)).lower(hidden, weight, KEY).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < 512 * 4096 * 4 // 2
+
+
+H, W = jnp.ones((2, 3)), jnp.ones((3, 5))
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("keywords", "summary"),
+    [
+        ({"weight": W.T}, "the arrays of sample_hidden do not fit"),
+        ({"transpose_weight": True}, "the arrays of sample_hidden do not fit"),
+        ({"weight": W.astype(jnp.bfloat16)}, "the arrays of sample_hidden do not fit"),
+        ({"weight": jnp.ones((3, 0))}, "the arrays of sample_hidden do not fit"),
+        ({"hidden": jnp.ones((2, 3), int)}, "the arrays of sample_hidden do not fit"),
+        ({"bias": jnp.ones(4)}, "the arrays of sample_hidden do not fit"),
+        ({"softcap": 0.0}, "sample_hidden cannot take this softcap"),
+        ({"key": jnp.ones(2)}, "sample_hidden cannot take this key"),
+        ({"top_k": -1}, "sample_hidden cannot take this top_k"),
+        ({"presence_penalty": 1.0}, "sample_hidden cannot apply these penalties"),
+    ],
+)
+def test_wrong_calls(keywords: dict[str, Any], summary: str) -> None:
+    call: Any = {"hidden": H, "weight": W, "key": KEY} | keywords
+    with pytest.raises(ArgumentError, match=summary) as error:
+        sample_hidden(**call)  # here
+    assert error.value.fix and error.value.got and "# here" in error.value.loc.snippet()
