@@ -1,8 +1,8 @@
 """The best tokens of parts of the vocabulary, in one pass over the weight, and a proof that the best one is drawn.
 
-`sample` draws the token with the largest integer score S = E + G. E is log2 of a token's probability beside that of the
-most likely token, (x - best) scale, in units of 2^-20, and G a number of the Gumbel distribution. One pass does not
-know `best`, so it compares floats A = x scale + G. For two tokens, A - A' is S - S' but for rounding:
+`sample` draws the token with the largest integer score S = E + G. E = (x - best) scale is log2 of a
+token's probability over the largest probability, in units of 2^-20, and G a number of the Gumbel distribution. One pass
+does not know `best`, so it compares floats A = x scale + G. For two tokens, A - A' is S - S' but for rounding:
 
     E     is within 9 of (x - best) scale: two roundings, one cut, of numbers up to 2^26. A token below 2^-64 of the
           best one's probability, whose E is larger, is not drawn, for -4.5 <= G 2^-20 <= 32.
@@ -90,9 +90,9 @@ def best_of_parts(
         scores = jnp.where(j.valid[None, :], ordered(jnp.where(factor == jnp.inf, x, drawn)), LEAST)
         most = scores.max(axis=1)
         first = jnp.where(scores == most[:, None], j.indices[None, :], NO_TOKEN).min(axis=1)
-        others = jnp.where(j.indices[None, :] == first[:, None], LEAST, scores).max(axis=1)
+        lower = jnp.where(j.indices[None, :] == first[:, None], LEAST, scores).max(axis=1)
         exceeds = most > top  # the tokens before have smaller numbers
-        below = jnp.maximum(jnp.where(exceeds, top, below), jnp.where(exceeds, others, most))
+        below = jnp.maximum(jnp.where(exceeds, top, below), jnp.where(exceeds, lower, most))
         return jnp.maximum(most, top), jnp.where(exceeds, first, token), below
 
     least = tk.full(i, LEAST, jnp.int32)
@@ -140,7 +140,7 @@ def _cuda(operands: Operands, *arguments: Any) -> dict[str, int]:
 
 @best_of_parts.schedule("tpu")
 def _tpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
-    """Whole rows and columns where two buffers of them take a fourth of the vector memory."""
+    """Whole columns of the weight where a tile takes at most 8 MiB."""
     rows, width = operands.hidden.shape
     block_v = tiled(form.words(operands.weight), 512, 128)
     whole = width * block_v * operands.hidden.dtype.itemsize <= 8 << 20

@@ -75,15 +75,13 @@ def drafts_of_rows(function: str, logits: Any, draft_tokens: Any, draft_logits: 
 
 
 def parents_of_rows(function: str, parents: Any, draft_tokens: Any) -> None:
-    """Raise an `ArgumentError` unless the parents are integers [N] or [B, N], and those of NumPy stand before."""
-    array: Any = parents
-    fits = is_integer(array) and array.shape in (draft_tokens.shape, draft_tokens.shape[1:])
+    """Raise an `ArgumentError` unless the parents are integers [N] or [B, N], and NumPy's stand in order."""
+    nodes = int(draft_tokens.shape[1])
+    fits = is_integer(parents) and parents.shape in (draft_tokens.shape, (nodes,))
     if fits and isinstance(parents, np.ndarray):
-        fits = bool(((array >= -1) & (array < np.arange(draft_tokens.shape[1]))).all())
+        fits = bool(np.all((parents >= -1) & (parents < np.arange(nodes))))
     if not fits:
-        expected = (
-            f"integers {list(draft_tokens.shape[1:])} or {list(draft_tokens.shape)}, each from -1 to its place - 1"
-        )
+        expected = f"integers {[nodes]} or {list(draft_tokens.shape)}, each from -1 to its place - 1"
         raise refusal(
             function, "parents", expected, parents, "number the nodes so that a parent stands before its children"
         )

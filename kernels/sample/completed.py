@@ -12,6 +12,7 @@ from tilekern.kernels.blocks import depth, even, power_of_two, soonest_parts, ti
 from tilekern.kernels.sample.arguments import Penalties, Rates
 from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
 from tilekern.kernels.sample.kernel import drawable_tokens, drawn_token, rates_of
+from tilekern.kernels.sample.part_candidates import LANES, candidates_of_parts, of_each_row, tokens_of_candidates
 from tilekern.kernels.sample.product import Form, Operands, Product
 from tilekern.kernels.sample.row import Row
 
@@ -38,6 +39,23 @@ def certain_tokens(
     return merged(best, tokens, second, scale)
 
 
+@tk.op(out_type=_tokens)
+def certain_tokens_of_filters(
+    operands: Operands,
+    keys: jax.Array,
+    rates: Rates,
+    penalties: Penalties | None,
+    *,
+    form: Form,
+    block_d: int | None = None,
+    parts: tk.Block = 8,
+) -> jax.Array:
+    """int32[B]: the token of each row with `top_k` or `min_p`, -1 where the candidates of one pass do not tell."""
+    tokens, of_lanes, dropped = candidates_of_parts(operands, penalties, form=form, parts=parts, block_d=block_d)
+    numbers, logits, dropped = of_each_row(tokens, of_lanes, dropped)
+    return tokens_of_candidates(logits, numbers, dropped, keys, rates)
+
+
 @certain_tokens.schedule("cpu")
 def _parts_cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """Parts for few rows, so that several cores read the weight."""
@@ -49,6 +67,13 @@ def _parts_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Devi
     """As many parts as let all programs end soonest: a single row keeps all multiprocessors busy."""
     programs, tiles = tk.cdiv(operands.hidden.shape[0], 64), tk.cdiv(form.words(operands.weight), 128)
     return {"parts": soonest_parts(programs, tiles, device.cores)}
+
+
+@certain_tokens_of_filters.schedule("cuda")
+def _filters_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
+    """As many parts as let all programs end soonest, and at least 8, whose candidates suffice for most rows."""
+    programs, tiles = tk.cdiv(operands.hidden.shape[0], 32), tk.cdiv(form.words(operands.weight), LANES)
+    return {"parts": max(8, soonest_parts(programs, tiles, device.cores))}
 
 
 @tk.kernel(out_type=_tokens)

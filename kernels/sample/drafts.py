@@ -34,10 +34,10 @@ def verified(
     count = accepted.sum(axis=1)
 
     at = jnp.take_along_axis(p, count[:, None, None], axis=1)[:, 0]
-    rest = jnp.maximum(at - _of_place(draft_logits, drafts, count, vocabulary), 0)
+    residual = jnp.maximum(at - _of_place(draft_logits, drafts, count, vocabulary), 0)
     # Behind the last draft there is no q. Where p <= q everywhere but for rounding, p and q are equal.
-    rest = jnp.where(((count == lens) | (rest.max(axis=1) == 0))[:, None], at, rest)
-    token = drawn_of_weights(rest, keys, **blocks)
+    residual = jnp.where(((count == lens) | (residual.max(axis=1) == 0))[:, None], at, residual)
+    token = drawn_of_weights(residual, keys, **blocks)
 
     place = jnp.arange(places, dtype=jnp.int32)
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
@@ -46,7 +46,7 @@ def verified(
 
 
 def uniforms(keys: jax.Array, count: int) -> jax.Array:
-    """float32[B, count] from 0 to 1, by coordinates 2^31 + k of each row's key, whose bits are those of no token."""
+    """float32[B, count] from 0 to 1, by coordinates 2^31 + k of each row's key, which no token has."""
     numbers = jnp.arange(count, dtype=jnp.uint32) + jnp.uint32(1 << 31)
 
     def bits_of(key: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_rows, is_float, lies_in, refusal, require
 from tilekern.kernels.sample import checks
-from tilekern.kernels.sample.completed import certain_tokens, completed_tokens
+from tilekern.kernels.sample.completed import certain_tokens, certain_tokens_of_filters, completed_tokens
 from tilekern.kernels.sample.product import Form, Operands
 
 hide_frames(__file__)
@@ -41,10 +41,12 @@ def sample_hidden(
     """A token for each row of hidden @ weight, drawn as `sample` draws it; the logits are never in memory.
 
     The token is that of `sample` for the same logits and key. Logits are sums in float32 and are not rounded to the
-    dtype of hidden; the order of a sum depends on the target and on the blocks. Without `top_k`, `top_p` and `min_p`
-    one pass over the weight draws all rows; about one row of 10,000, whose two best tokens are too close, takes two
-    more passes. With them a program has one row: it reads the weight once for `top_k`, and twice for `top_p` alone or
-    `min_p`. If its candidates do not suffice, it reads the weight up to 34 times.
+    dtype of hidden; the order of a sum depends on the target and on the blocks.
+
+    Tiles of rows read the weight once. Without filters this draws all rows but about one of 10,000, whose two best
+    tokens are too close. With `top_k` or `min_p` it draws all rows whose drawable tokens are among its candidates, at
+    least 2048 logits of each row. `top_p` without these two, and all rows that are left, have a program for each row,
+    which reads the weight twice as a rule, and up to 34 times if the candidates do not suffice.
 
     Args:
       hidden: [*B, D], float32, bfloat16, float16 or float64.
@@ -91,12 +93,14 @@ def sample_hidden(
     if rows == 0:
         return jnp.zeros(batch, jnp.int32)
     operands, words = Operands(as_rows(hidden), weight, bias), as_rows(keys)
-    blocks: dict[str, Any] = {"form": form, "target": target, "block_v": block_v, "block_d": block_d}
-    if rates.top_k is rates.top_p is rates.min_p is None:
-        tokens = certain_tokens(operands, words, rates.scale, penalties, **blocks)
+    options: dict[str, Any] = {"form": form, "target": target, "block_d": block_d}
+    if rates.top_k is not None or rates.min_p is not None:
+        tokens = certain_tokens_of_filters(operands, words, rates, penalties, **options)
+    elif rates.top_p is None:
+        tokens = certain_tokens(operands, words, rates.scale, penalties, **options, block_v=block_v)
     else:
         tokens = jnp.full(rows, -1, jnp.int32)
-    return completed_tokens(operands, words, rates, penalties, tokens, **blocks).reshape(batch)
+    return completed_tokens(operands, words, rates, penalties, tokens, **options, block_v=block_v).reshape(batch)
 
 
 def _check_operands(hidden: Any, weight: Any, bias: Any, form: Form) -> None:

@@ -95,19 +95,28 @@ def drawable_tokens(row: Row, rates: Rates, block_v: int) -> tuple[Row, Drawable
     few, dropped = row, jnp.int32(LEAST)
     if rates.top_k is not None or rates.top_p is not None:
         few, dropped = candidates(row, _RANKS_OF_TOP_P if rates.top_k is None else _RANKS_OF_TOP_K, block_v)
-    best = few.reduce(lambda tokens, keys, most: jnp.maximum(most, keys.max()), jnp.int32(LEAST))
-    # Tokens of -inf are not drawn unless all are.
-    drawable = Drawable(rates, best, jnp.minimum(best, LOWEST + 1))
+    best = best_key(few)
+    drawable = of_best(rates, best)
     if rates.top_k is None:
         return (row, drawable) if rates.top_p is None else _top_p_alone(row, few, dropped, drawable, block_v)
     # The k-th largest candidate is at most the k-th largest key of the row.
-    least = jnp.maximum(largest(lambda least: _count(few, least) >= rates.top_k), LEAST + 1)
+    least = jnp.maximum(largest(lambda least: count_of(few, least) >= rates.top_k), LEAST + 1)
     row = narrowed(row, few, least, dropped < least, block_v)
     drawable = drawable._replace(least=_top_k(row, drawable))
     return row, drawable if rates.top_p is None else drawable._replace(least=_top_p(row, drawable))
 
 
-def _count(row: Row, least: jax.Array, counts: Callable[[jax.Array], jax.Array] | None = None) -> jax.Array:
+def of_best(rates: Rates, best: jax.Array) -> Drawable:
+    """The drawable tokens before `top_k` and `top_p`: tokens of -inf are not drawn unless all are."""
+    return Drawable(rates, best, jnp.minimum(best, LOWEST + 1))
+
+
+def best_key(row: Row) -> jax.Array:
+    """int32: the largest key of a row."""
+    return row.reduce(lambda tokens, keys, most: jnp.maximum(most, keys.max()), jnp.int32(LEAST))
+
+
+def count_of(row: Row, least: jax.Array, counts: Callable[[jax.Array], jax.Array] | None = None) -> jax.Array:
     """int32: how many keys are at least `least`, of those for which counts(keys) holds."""
 
     def count(tokens: jax.Array, keys: jax.Array, total: jax.Array) -> jax.Array:
@@ -118,13 +127,13 @@ def _count(row: Row, least: jax.Array, counts: Callable[[jax.Array], jax.Array] 
 
 
 def _top_k(row: Row, drawable: Drawable) -> jax.Array:
-    """The key of the drawable token with the k-th largest key; that of the last one if there are fewer than k."""
+    """The k-th largest key of the drawable tokens; their least key if there are fewer than k."""
 
     def is_drawable(keys: jax.Array) -> jax.Array:
         return drawable(keys, drawable.exponents(keys))
 
     def reaches(least: jax.Array) -> jax.Array:
-        return _count(row, least, is_drawable) >= drawable.rates.top_k
+        return count_of(row, least, is_drawable) >= drawable.rates.top_k
 
     return jnp.maximum(drawable.least, largest(reaches))
 

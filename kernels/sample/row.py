@@ -15,6 +15,9 @@ from tilekern.kernels.sample.fixed_point import from_ordered, ordered
 LEAST = -(2**31)
 """The key of lanes that are no token, and the score of tokens that are not drawn."""
 
+type Ranks = tuple[tuple[jax.Array, jax.Array], ...]
+"""The tokens of each lane with the largest keys, and these keys, in falling order."""
+
 
 class Row(NamedTuple):
     """A row of logits, as refs.
@@ -28,6 +31,7 @@ class Row(NamedTuple):
         row of candidates alone.
       candidates: tokens and their keys, int32[block_v] each, that `reduce` visits before `columns`; a key of `LEAST` is
         no token.
+      tokens: int32[B, V], the number of each logit's token; None if the logits are in the order of the tokens.
     """
 
     logits: Any
@@ -35,7 +39,12 @@ class Row(NamedTuple):
     number: Any
     stop: Any
     columns: Any
-    candidates: tuple[tuple[jax.Array, jax.Array], ...] = ()
+    candidates: Ranks = ()
+    tokens: Any = None
+
+    def numbers(self, j: tk.Tile) -> jax.Array:
+        """int32[block_v], the tokens of a tile."""
+        return j.indices if self.tokens is None else self.tokens[self.number, j]
 
     def keys(self, j: tk.Tile) -> jax.Array:
         """int32[block_v], the logits behind their penalties by `ordered`; `LEAST` behind the last token."""
@@ -47,7 +56,7 @@ class Row(NamedTuple):
             init = step(tokens, keys, init)
         if self.columns is None:
             return init
-        return tk.fold(self.columns, lambda j, carry: step(j.indices, self.keys(j), carry), init)
+        return tk.fold(self.columns, lambda j, carry: step(self.numbers(j), self.keys(j), carry), init)
 
 
 def penalized_logits(logits: Any, penalties: Penalties | None, r: Any, j: tk.Tile) -> jax.Array:
@@ -85,8 +94,8 @@ def largest(reaches: Callable[[jax.Array], jax.Array], key: Any = LEAST, bits: A
     """
 
     def step(n: jax.Array, least: jax.Array) -> jax.Array:
-        raised = least + (jnp.int32(1) << (31 - n))  # with the sign bit, from the least number to 0
-        return jnp.where(reaches(raised), raised, least)
+        larger = least + (jnp.int32(1) << (31 - n))  # with the sign bit, from the least number to 0
+        return jnp.where(reaches(larger), larger, least)
 
     return tk.fold(tk.serial(32, stop=bits), step, jnp.asarray(key, jnp.int32))
 
@@ -101,16 +110,22 @@ def candidates(row: Row, ranks: int, block_v: int) -> tuple[Row, jax.Array]:
 
     def step(j: tk.Tile, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
         held, dropped = carry
-        tokens, keys, raised = j.indices, row.keys(j), list[tuple[jax.Array, jax.Array]]()
-        for token, key in held:
-            exceeds = keys > key
-            raised.append((jnp.where(exceeds, tokens, token), jnp.maximum(keys, key)))
-            tokens, keys = jnp.where(exceeds, token, tokens), jnp.minimum(keys, key)
-        return tuple(raised), jnp.maximum(dropped, keys)
+        held, keys = with_tokens(held, row.numbers(j), row.keys(j))
+        return held, jnp.maximum(dropped, keys)
 
     init: tuple[Any, jax.Array] = (none,) * ranks, none[1]
     held, dropped = tk.fold(row.columns, step, init)
     return row._replace(columns=None, candidates=held), dropped.max()
+
+
+def with_tokens(held: Ranks, tokens: jax.Array, keys: jax.Array) -> tuple[Ranks, jax.Array]:
+    """Candidates of each lane with one more token of the lane, the largest keys first; and the key left over."""
+    ranks: Ranks = ()
+    for token, key in held:
+        exceeds = keys > key
+        ranks = *ranks, (jnp.where(exceeds, tokens, token), jnp.maximum(keys, key))
+        tokens, keys = jnp.where(exceeds, token, tokens), jnp.minimum(keys, key)
+    return ranks, keys
 
 
 def narrowed(row: Row, few: Row, least: jax.Array, suffices: jax.Array, block_v: int) -> Row:

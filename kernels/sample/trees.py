@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def verified_tree(
 
     none = jnp.full((rows, count), -1, jnp.int32)
     root = _Walk(jnp.full(rows, -1, jnp.int32), jnp.zeros(rows, jnp.int32), none, p[:, 0], jnp.ones(rows, jnp.float32))
-    walk: _Walk = lax.fori_loop(0, count, visit, root) if count else root
+    walk = cast(_Walk, lax.fori_loop(0, count, visit, root)) if count else root
     token = drawn_of_weights(walk.residual, keys, **blocks)
     path = jnp.where(walk.nodes < 0, -1, jnp.take_along_axis(drafts, jnp.maximum(walk.nodes, 0), axis=1))
     padded = jnp.pad(path, ((0, 0), (0, 1)), constant_values=-1)

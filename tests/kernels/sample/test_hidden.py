@@ -17,8 +17,9 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.sample import hidden_reference, sample, sample_hidden
 from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
 from tilekern.kernels.sample.checks import rates_of_rows
-from tilekern.kernels.sample.completed import certain_tokens, completed_tokens
+from tilekern.kernels.sample.completed import certain_tokens, certain_tokens_of_filters, completed_tokens
 from tilekern.kernels.sample.fixed_point import gumbel
+from tilekern.kernels.sample.part_candidates import candidates_of_parts
 from tilekern.kernels.sample.product import Form, Operands
 from tilekern.testing import in_float64
 
@@ -108,6 +109,48 @@ def test_scores_that_nearly_tie() -> None:
     np.testing.assert_array_equal(sample_hidden(*arrays[0][:2], KEY), expected)
 
 
+@pytest.mark.parametrize(
+    "rate", [{"top_k": 7}, {"min_p": 0.05}, {"top_k": 30, "top_p": 0.8, "min_p": 0.001}, {"top_k": 300}], ids=str
+)
+def test_filters_by_candidates_of_parts(rate: dict[str, Any]) -> None:
+    """Rows with candidates that suffice, and rows whose largest logits share lanes; ties at the edge; greedy rows."""
+    rows, words = 8, 1500
+    x = np.round(np.random.default_rng(4).standard_normal((rows, words)) * 16).astype(np.float32) / 8
+    x[1, 5 : 5 + 3 * 1024 : 128] += 9  # all in one lane
+    x[2, 40:60] = 9  # equal ones
+    x[3], x[4, 2:] = 0, -np.inf
+    x[5, 700] = np.nan
+    heat = np.float32([1, 1, 1, 1, 1, 2, 0, 0])
+    x[7, [11, 12]] = 30
+    expected = np.asarray(sample(x, KEY, temperature=heat, **rate))
+    hidden = np.eye(rows, dtype=np.float32)
+    # NaN and infinities would spread through zeros of the product.
+    weight = np.where(np.isfinite(x), x, 0)
+    found = sample_hidden(hidden, weight, KEY, temperature=heat, **rate)
+    finite = np.isfinite(x).all(axis=1)
+    np.testing.assert_array_equal(np.asarray(found)[finite], expected[finite])
+    for row in np.flatnonzero(~finite):
+        one = words_of(rows)[row]
+        alone = partial(sample_hidden, hidden[:1, :1], x[row : row + 1], temperature=heat[row], **rate)
+        assert (
+            alone(jax.random.wrap_key_data(one)).tolist()
+            == sample(x[row : row + 1], jax.random.wrap_key_data(one), temperature=heat[row], **rate).tolist()
+        )
+
+
+def test_candidates_tell_most_rows() -> None:
+    """And never a token that is not the token of `sample`."""
+    x = np.random.default_rng(5).standard_normal((64, 2000)).astype(np.float32) * 3
+    x[::8, 3 : 3 + 3 * 128 : 128] = 20, 21, 22  # three in a lane of one part, of which a candidate is missing
+    operands_of_rows = Operands(np.eye(64, dtype=np.float32), x)
+    rates = rates_of_rows("", (64,), 2000, 1.0, 12, 0.9, None)
+    found = np.asarray(certain_tokens_of_filters(operands_of_rows, words_of(64), rates, None, form=Form(), parts=2))
+    expected = np.asarray(sample(x, KEY, top_k=12, top_p=0.9))
+    certain = found >= 0
+    np.testing.assert_array_equal(found[certain], expected[certain])
+    assert not certain[::8].any() and certain.mean() > 0.5
+
+
 @pytest.mark.one_backend
 def test_frequencies_of_many_draws() -> None:
     """χ² of 200,000 draws."""
@@ -126,6 +169,11 @@ def test_the_interpreter_agrees() -> None:
         (best_of_parts, (arrays, words, rates.scale, None), {"parts": 3, "block_b": 4}),
         (completed_tokens, (arrays, words, rates, None, np.int32([-1, 7, -1, 0, -1])), {}),
     )
+    held = candidates_of_parts.trace(arrays, None, form=Form(), parts=2, block_b=2, block_d=8)
+    for ours, theirs in zip(
+        tk.interpret(held)(arrays, None), candidates_of_parts(arrays, None, form=Form(), parts=2), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
     for kernel, inputs, more in calls:
         traced = kernel.trace(*inputs, **blocks, **more)
         for ours, theirs in zip(
@@ -145,6 +193,10 @@ def test_parts_on_other_targets(target: str) -> None:
     traced = best_of_parts.trace(*inputs, form=Form(), parts=2, block_b=16, block_v=128, block_d=16)
     tokens = merged(*traced.lower(target).interpret(*inputs), inputs[2])
     np.testing.assert_array_equal(tokens, sample(logits_of(hidden, weight), KEY))
+    held = candidates_of_parts.trace(inputs[0], None, form=Form(), parts=2, block_b=16, block_d=16)
+    expected = tk.interpret(held)(inputs[0], None)
+    for ours, theirs in zip(held.lower(target).interpret(inputs[0], None), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.one_backend
@@ -176,11 +228,12 @@ def test_devices_divide_the_rows(kind: AxisType) -> None:
 
 @pytest.mark.one_backend
 def test_the_logits_are_never_in_memory() -> None:
-    """All temporary arrays of the compiled program together take less than half of the bytes of the logits."""
-    hidden, weight = jax.ShapeDtypeStruct((512, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4096), jnp.float32)
+    """All temporary arrays of the compiled program together take less than a fourth of the bytes of the logits."""
+    rows, words = 256, 1 << 17
+    hidden, weight = jax.ShapeDtypeStruct((rows, 16), jnp.float32), jax.ShapeDtypeStruct((16, words), jnp.float32)
     for rate in ({}, {"top_k": 20}):
         compiled = jax.jit(partial(sample_hidden, **rate)).lower(hidden, weight, KEY).compile()
-        assert compiled.memory_analysis().temp_size_in_bytes < 512 * 4096 * 4 // 2
+        assert compiled.memory_analysis().temp_size_in_bytes < rows * words
 
 
 H, W = jnp.ones((2, 3)), jnp.ones((3, 5))
