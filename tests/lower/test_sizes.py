@@ -1,5 +1,6 @@
 """Arrays and grids that are larger than a backend counts: refused with the reason, before anything is allocated."""
 
+import threading
 from typing import Any
 
 import jax
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tilekern.errors import TargetError
+from tilekern import source
+from tilekern.errors import LargeProgramWarning, TargetError
+from tilekern.lower.sizes import large_programs_refused, warn_of_large_program
 
 BEYOND = 2**31 + 2**26
 
@@ -86,3 +89,13 @@ def test_a_result_beyond_int32() -> None:
     found = np.asarray(numbered(np.array([3], np.int32), target="cpu:llvm"))
     for place in (0, 5, 4096, 2**31 - 1, 2**31, 2**31 + 5, BEYOND - 1):
         assert found[place] == place % 4096 % 7 + place // 4096 % 11 + 3
+
+
+def test_large_programs_are_refused_in_one_thread_only() -> None:
+    loc = source.Loc(__file__, 1)
+    with large_programs_refused(), pytest.warns(LargeProgramWarning, match="of the other thread"):
+        other = threading.Thread(target=warn_of_large_program, args=("of the other thread", loc))
+        other.start()
+        other.join()
+        with pytest.raises(LargeProgramWarning, match="of this thread"):
+            warn_of_large_program("of this thread", loc)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 from tilekern.errors import LargeProgramWarning, TilekernError
 from tilekern.ir.core import Func
 from tilekern.lower.backend import Lowering, Target
+from tilekern.lower.sizes import large_programs_refused
 from tilekern.lower.target import backend_of
 
 
@@ -42,8 +42,7 @@ def is_refused(func: Func, target: Target, launch: Mapping[str, int]) -> bool:
     if backend_of(target).hardware == "CPU":
         return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", LargeProgramWarning)
+        with large_programs_refused():
             lower(func, target, launch)
     except (TilekernError, LargeProgramWarning):
         return True

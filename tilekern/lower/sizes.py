@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from types import MappingProxyType
 
@@ -23,6 +25,30 @@ MOST_OPERATIONS = 50_000
 """Operations of a program above which compilers take minutes; no kernel of the library has more than 2,000."""
 
 _NONE: Mapping[Op, int] = MappingProxyType({})
+
+
+_refused: ContextVar[bool] = ContextVar("tilekern_large_programs_refused", default=False)
+
+
+@contextmanager
+def large_programs_refused() -> Generator[None]:
+    """Inside, in this thread, a `LargeProgramWarning` is raised in the place of being issued."""
+    token = _refused.set(True)
+    try:
+        yield
+    finally:
+        _refused.reset(token)
+
+
+def warn_of_large_program(message: str, loc: source.Loc) -> None:
+    """Issue a `LargeProgramWarning` at a line.
+
+    Raises:
+      LargeProgramWarning: inside of `large_programs_refused`.
+    """
+    if _refused.get():
+        raise LargeProgramWarning(message)
+    warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
 
 
 def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -> bool:
@@ -49,7 +75,7 @@ def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -
         "compiling it may take minutes.\n  fix: take smaller blocks; loop with tk.serial, not Python's for; "
         "sort, gather, or store at odd places, fewer elements at once"
     )
-    warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
+    warn_of_large_program(message, loc)
     return True
 
 

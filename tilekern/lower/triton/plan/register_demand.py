@@ -9,17 +9,16 @@ Two kinds of programs make ptxas fall back to 32 registers, spill nearly all val
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator
 from math import prod, sqrt
 
-from tilekern.errors import LargeProgramWarning
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Load
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import F32
+from tilekern.lower.sizes import warn_of_large_program
 from tilekern.lower.triton.calibration import SPILLED_LOADS, SPILLED_OPERANDS
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.vendor import NVIDIA
@@ -57,7 +56,7 @@ def _warn(func: Func, chip: Chip, registers: int, purpose: str, loc: Loc, fix: s
         f"this line. There are {chip.registers_per_thread}: the others spill to memory, and compiling it may take "
         f"minutes.\n  fix: {fix}"
     )
-    warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
+    warn_of_large_program(message, loc)
 
 
 def _loaded(block: Block, threads: int, copies: Collection[Op]) -> Counter[Loc]:
