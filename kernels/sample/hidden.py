@@ -48,6 +48,9 @@ def sample_hidden(
     least 2048 logits of each row. `top_p` without these two, and all rows that are left, have a program for each row,
     which reads the weight twice as a rule, and up to 34 times if the candidates do not suffice.
 
+    On TPUs the filters take only a weight that fits the vector memory, for the program of a row searches it in a loop
+    inside of a loop; a larger one is a `tilekern.errors.ResourceError`, and `sample(hidden @ weight)` the way out.
+
     Args:
       hidden: [*B, D], float32, bfloat16, float16 or float64.
       weight: [D, V] of the same dtype, V up to 2^19; with `transpose_weight` [V, D].
