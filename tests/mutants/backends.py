@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "gluon: a loop from its end skips the tiles of other programs last",
-        "tilekern/lower/triton/gluon/computer.py",
+        "tilekern/lower/triton/gluon/loops.py",
         "[:: -1 if op.reverse else 1]",
         "[::1]",
         ("tests/lower/triton/gluon/test_build.py",),
@@ -233,8 +233,8 @@ MUTANTS = (
     Mutant(
         "gluon: rows that a mask keeps are counted from the first tile",
         "tilekern/lower/triton/gluon/products.py",
-        "*(self._env[v].operand for v in b.starts)])",
-        "*(self._env[v].operand for v in b.starts[1:])])",
+        "*(env[v].operand for v in b.starts)]",
+        "*(env[v].operand for v in b.starts[1:])]",
         ("tests/lower/triton/gluon/test_build.py",),
         modes="cuda:sm_90 gluon",
     ),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tilekern.ir.analysis import ranges
@@ -59,19 +60,25 @@ class Emitter:
       names: names in use, the parameters' names among them.
 
     Attributes:
+      func: the Func.
+      memory: its buffers.
+      writer: the lines of the body.
       debug: statements of `tk.debug_print` and `tk.device_assert`.
+      ranges: the interval of each int32 value that has one.
+      env: the expression of each value whose op is emitted.
+      fused: for each addition of a product to an accumulator, the product.
     """
 
     def __init__(self, func: Func, memory: Memory, names: Names) -> None:
-        self._func, self._memory = func, memory
+        self.func, self.memory = func, memory
         self.names = names
         self.writer = Writer()
         self.debug = DebugStatements(self.writer)
         self.ranges = ranges.analyze(func)
-        self._env: dict[Value, Expr] = {}
+        self.env: dict[Value, Expr] = {}
         self._uses = _uses(func)
         self._last_users = _last_users(func)
-        self._fused = _fused_dots(func, self._uses, self._last_users)
+        self.fused = _fused_dots(func, self._uses, self._last_users)
         self._scopes: list[Scope] = []
         self._bounds_of = LoopBounds(definitions(func).get, self.ranges)
         self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
@@ -80,7 +87,7 @@ class Emitter:
 
     def expr(self, value: Value) -> Expr:
         """The expression of a value."""
-        return self._env[value]
+        return self.env[value]
 
     def bind(self, hint: str, text: str) -> str:
         """The variable of an expression; a new line assigns it unless an enclosing block has it."""
@@ -96,124 +103,127 @@ class Emitter:
 
     def run(self) -> None:
         """Emit the body."""
-        self._scopes.append(Scope())
-        self._decode(self._func.axes)
-        self._memory.begin(self)
-        self._ops(self._func.body)
-        self._scopes.pop()
+        with self.scope():
+            self.decode(self.func.axes)
+            self.memory.begin(self)
+            self.emit_block(self.func.body)
         self.writer.prune()
 
-    def _decode(
+    @contextmanager
+    def scope(self) -> Generator[None]:
+        """A scope for the lines of a block: variables bound in it are not used behind it."""
+        self._scopes.append(Scope())
+        yield
+        self._scopes.pop()
+
+    def decode(
         self, axes: Sequence[Axis], program: str = "tl.program_id(0)", order: Sequence[int] | None = None
     ) -> None:
         """Assign the index along each axis of a grid, from the number of the program; the last in order is fastest."""
-        arg_axes = list(zip(self._func.body.args, axes, strict=True))
+        arg_axes = list(zip(self.func.body.args, axes, strict=True))
         pairs = arg_axes if order is None else [arg_axes[n] for n in order]
         hints = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in pairs)
         for name, (arg, axis) in zip(hints, pairs, strict=True):
-            self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
+            self.env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
         for line in decode_program_id(tuple(axis for _, axis in pairs), hints, self.names.fresh, program):
             self.writer.line(line)
 
     def _zero(self) -> Expr:
         return expressions.number(0, INDEX)
 
-    def _block(self, block: Block) -> list[Expr]:
+    def scoped_block(self, block: Block) -> list[Expr]:
         """Emit an inner block in a scope of its own, and return the values that it yields."""
-        self._scopes.append(Scope())
-        self._ops(block)
-        self._scopes.pop()
-        return [self._env[v] for v in block.results]
+        with self.scope():
+            self.emit_block(block)
+        return [self.env[v] for v in block.results]
 
-    def _ops(self, block: Block) -> None:
+    def emit_block(self, block: Block) -> None:
         last = _last_of_line(block)
         for op in block.ops:
-            self._op(op, last.get(op, ()))
+            self.emit(op, last.get(op, ()))
 
-    def _op(self, op: Op, variables: tuple[str, ...]) -> None:
-        self._memory.order(self, op)
+    def emit(self, op: Op, variables: tuple[str, ...]) -> None:
+        self.memory.order(self, op)
         match op:
             case Constant():
-                self._env[op.result] = expressions.constant(op)
+                self.env[op.result] = expressions.constant(op)
             case Load():
-                self._name(op, self._memory.load(self, op), variables or (f"{op.ref.name}_tile",))
+                self.define(op, self.memory.load(self, op), variables or (f"{op.ref.name}_tile",))
             case Store() | Atomic():
-                self._memory.write(self, op)
+                self.memory.write(self, op)
             case Print() | Assert():
-                self.debug.write(op, [self._whole(v) for v in op.operands])
+                self.debug.write(op, [self.whole(v) for v in op.operands])
             case Fold():
                 self._fold(op, assigned(op.loc))
             case While():
                 self._while(op, assigned(op.loc))
             case Switch():
                 self._switch(op, variables)
-            case Dot() if op in self._fused.values():
+            case Dot() if op in self.fused.values():
                 pass  # emitted with the addition
             case _:
                 self._pure(op, variables)
 
     def _pure(self, op: Op, variables: tuple[str, ...]) -> None:
-        dot = self._fused.get(op)
+        dot = self.fused.get(op)
         if dot is None:
             text = expressions.pure(op, self._operands(op))
         else:
             acc = next(v for v in op.operands if v is not dot.result)
-            texts = [self._whole(v) for v in dot.operands]
-            text = Expr(expressions.dot(dot, texts, self._whole(acc)), op.result.tile.shape)
+            texts = [self.whole(v) for v in dot.operands]
+            text = Expr(expressions.dot(dot, texts, self.whole(acc)), op.result.tile.shape)
         if self._inlined(op, text):
-            self._env[op.result] = text
+            self.env[op.result] = text
         else:
-            self._name(op, text, variables)
+            self.define(op, text, variables)
 
     def _operands(self, op: Op) -> list[Expr]:
         """The expressions of the operands of a pure op."""
-        return [self._env[v] for v in op.operands]
+        return [self.env[v] for v in op.operands]
 
-    def _whole(self, value: Value) -> str:
+    def whole(self, value: Value) -> str:
         """The text of a value, broadcast to the full shape of its tile."""
-        return whole(self._env[value], value.tile)
+        return whole(self.env[value], value.tile)
 
     def _start(self, init: Value, carry: Value) -> str:
         """The text of a carry's initial value."""
         del carry
-        return self._whole(init)
+        return self.whole(init)
 
     def _inlined(self, op: Op, text: Expr) -> bool:
         """True if an expression is inlined: it is short and cheap, and used once, by an op of the same line."""
         if isinstance(op, (Broadcast, Iota)) and len(text.text) <= MAX_INLINED:
             return isinstance(op, Broadcast) or self._uses[op.result] == 1
-        if op in self._fused or not isinstance(op, expressions.CHEAP) or len(text.text) > MAX_INLINED:
+        if op in self.fused or not isinstance(op, expressions.CHEAP) or len(text.text) > MAX_INLINED:
             return False
         user = self._last_users.get(op.result)
         return self._uses[op.result] == 1 and user is not None and _same_line(user.loc, op.loc)
 
-    def _name(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
+    def define(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
         hint = variables[0] if len(variables) == 1 else op.hint or _DEFAULT_NAMES.get(type(op), "x")
         target, siblings = self._targets.get(op.result, ("", ()))
-        read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in siblings) if target else False
+        read = any(re.search(rf"\b{target}\b", self.env[v].text) for v in siblings) if target else False
         name = self.names.fresh(hint) if read or not target else target
         self.writer.line(f"{name} = {text.text}", op.loc)
-        self._env[op.result] = Expr(name, text.shape)
+        self.env[op.result] = Expr(name, text.shape)
 
     # --- control ---
 
-    def _carry(
-        self, values: Sequence[Value], inits: Sequence[Value], variables: tuple[str, ...], loc: Loc
-    ) -> list[str]:
+    def carry(self, values: Sequence[Value], inits: Sequence[Value], variables: tuple[str, ...], loc: Loc) -> list[str]:
         """The variables of carries, set to their initial values."""
         hints = variables if len(variables) == len(values) else [v.name or "carry" for v in values]
         names: list[str] = []
         for w, init, value in zip(hints, inits, values, strict=True):
             if init in self._scopes[-1].carried and self._uses[init] == 1:
-                names.append(self._env[init].text)  # continue in the variable of an earlier loop
+                names.append(self.env[init].text)  # continue in the variable of an earlier loop
                 continue
             names.append(self.names.fresh(w))
             self.writer.line(f"{names[-1]} = {self._start(init, value)}", loc)
         return names
 
-    def _bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
+    def bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
         for value, name in zip(values, names, strict=True):
-            self._env[value] = Expr(name, value.tile.shape)
+            self.env[value] = Expr(name, value.tile.shape)
 
     def _assign_carry_early(self, body: Block, names: Sequence[str]) -> None:
         """Let the last op of a loop's body assign its carry at once, unless another carry still reads the old value."""
@@ -224,18 +234,18 @@ class Emitter:
             if last is not None and last.results == (result,) and once:
                 self._targets[result] = name, tuple(v for v in body.results if v is not result)
 
-    def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
+    def assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
         """Assign the next values of all variables in one statement."""
-        texts = [self._whole(v) for v in values]
+        texts = [self.whole(v) for v in values]
         pairs = [(n, t) for n, t in zip(names, texts, strict=True) if n != t]
         if pairs:
             self.writer.line(f"{', '.join(n for n, _ in pairs)} = {', '.join(t for _, t in pairs)}", loc)
 
     def _fold(self, op: Fold, variables: tuple[str, ...]) -> None:
         index, *carries = op.body.args
-        names = self._carry(carries, op.inits, variables, op.loc)
-        self._bind_values(carries, names)
-        first, last = self._bounds(op)
+        names = self.carry(carries, op.inits, variables, op.loc)
+        self.bind_values(carries, names)
+        first, last = self.bounds(op)
         name = self.names.fresh(index.name)
         step = self.names.fresh("step") if op.reverse else name
         self.writer.line(f"for {step} in range({first}, {last}):", op.loc)
@@ -244,26 +254,26 @@ class Emitter:
                 self.writer.line(
                     f"{name} = {last} - 1 - {step}" if first == "0" else f"{name} = {first} + {last} - 1 - {step}"
                 )
-            self._env[index] = Expr(name, ())
+            self.env[index] = Expr(name, ())
             self._assign_carry_early(op.body, names)
-            self._block(op.body)
-            self._assign(names, op.body.results, op.loc)
-        self._bind_values(op.results, names)
+            self.scoped_block(op.body)
+            self.assign(names, op.body.results, op.loc)
+        self.bind_values(op.results, names)
         self._scopes[-1].carried.update(op.results)
 
-    def _bounds(self, op: Fold) -> tuple[str, str]:
+    def bounds(self, op: Fold) -> tuple[str, str]:
         """The first tile and the tile behind the last one; the fold's bounds are elements, clamped to the extent."""
         first, last = self._tiles(op, op.start, up=False), self._tiles(op, op.stop, up=True)
-        return self._named("first", first), self._named("last", last)
+        return self.named("first", first), self.named("last", last)
 
     def _tiles(self, op: Fold, value: Value, up: bool) -> str:
         """A bound in tiles: the number of whole tiles before it, or (`up`) of tiles that begin before it."""
-        x, block, extent = self._env[value], op.axis.block, op.axis.extent
+        x, block, extent = self.env[value], op.axis.block, op.axis.extent
         if x.number is not None:
             number = int(x.number)
             return str(op.axis.end_tile(number) if up else op.axis.first_tile(number))
         interval = self.ranges.get(value, INT32)
-        text = self._bounds_of.tiles(value, block, up, lambda v: self._env[v].operand)
+        text = self._bounds_of.tiles(value, block, up, lambda v: self.env[v].operand)
         if text is not None:
             most = cdiv(extent, block) if up else extent // block
             text = text if interval.low >= 0 else f"tl.maximum({text}, 0)"
@@ -272,42 +282,42 @@ class Emitter:
         text = text if interval.high <= extent else f"tl.minimum({text}, {extent})"
         return f"tl.cdiv({text}, {block})" if up else f"{text} // {block}"
 
-    def _named(self, hint: str, text: str) -> str:
+    def named(self, hint: str, text: str) -> str:
         return text if text.isdigit() or text.isidentifier() else self.bind(hint, text)
 
     def _while(self, op: While, variables: tuple[str, ...]) -> None:
-        names = self._carry(op.body.args, op.operands, variables, op.loc)
-        self._bind_values(op.condition.args, names)
-        self._bind_values(op.body.args, names)
+        names = self.carry(op.body.args, op.operands, variables, op.loc)
+        self.bind_values(op.condition.args, names)
+        self.bind_values(op.body.args, names)
         go = self.names.fresh("go")
         self._condition(op, go)
         self.writer.line(f"while {go}:", op.loc)
         with self.writer.indented():
             self._assign_carry_early(op.body, names)
-            self._block(op.body)
-            self._assign(names, op.body.results, op.loc)
+            self.scoped_block(op.body)
+            self.assign(names, op.body.results, op.loc)
             self._condition(op, go)
-        self._bind_values(op.results, names)
+        self.bind_values(op.results, names)
 
     def _condition(self, op: While, go: str) -> None:
-        (condition,) = self._block(op.condition)
+        (condition,) = self.scoped_block(op.condition)
         self.writer.line(f"{go} = {whole(condition, op.condition.results[0].tile)}", op.loc)
 
     def _switch(self, op: Switch, variables: tuple[str, ...]) -> None:
         if len(op.regions) == 1:
-            self._ops(op.regions[0])
-            self._env.update((r, self._env[v]) for r, v in zip(op.results, op.regions[0].results, strict=True))
+            self.emit_block(op.regions[0])
+            self.env.update((r, self.env[v]) for r, v in zip(op.results, op.regions[0].results, strict=True))
             return
         hints = variables if len(variables) == len(op.results) else ["chosen"] * len(op.results)
         names = [self.names.fresh(w) for w in hints]
-        index = self._env[op.operands[0]].operand
+        index = self.env[op.operands[0]].operand
         for number, region in enumerate(op.regions):
             test = f"if {index} <= 0:" if number == 0 else f"elif {index} == {number}:"
             self.writer.line("else:" if number == len(op.regions) - 1 else test, op.loc if number == 0 else UNKNOWN)
             with self.writer.indented():
-                self._block(region)
-                self._assign(names, region.results, op.loc)
-        self._bind_values(op.results, names)
+                self.scoped_block(region)
+                self.assign(names, region.results, op.loc)
+        self.bind_values(op.results, names)
 
 
 def _same_line(a: Loc, b: Loc) -> bool:

@@ -21,11 +21,10 @@ from tilekern.lower.triton.gluon.channels import Widened, is_own
 from tilekern.lower.triton.gluon.clusters import cluster_of
 from tilekern.lower.triton.gluon.computer import Computer
 from tilekern.lower.triton.gluon.groups import REGISTERS, WARPS
-from tilekern.lower.triton.gluon.layouts import Layouts, vector_layout
 from tilekern.lower.triton.gluon.loader import Loader
 from tilekern.lower.triton.gluon.plan import Plan, plan_group
 from tilekern.lower.triton.gluon.rings import Buffers
-from tilekern.lower.triton.gluon.roles import WIDTH
+from tilekern.lower.triton.gluon.rounds import WIDTH
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.plan.tma import TmaCopy
 from tilekern.lower.triton.program import Program
@@ -94,8 +93,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     buffers = Buffers(plan, names)
     names.fresh("number")
     loader = Loader(legal, memory, names.copy(), plan, buffers)
-    layouts = Layouts(legal, vector_layout(WARPS, plan.cluster))
-    computer = Computer(legal, memory, names.copy(), plan, buffers, layouts=layouts)
+    computer = Computer(legal, memory, names.copy(), plan, buffers)
     loader.run()
     computer.run()
     parameters = ", ".join(a.name for a in memory.arguments)

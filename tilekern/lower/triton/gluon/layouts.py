@@ -6,7 +6,7 @@ reduction gives a slice of its operand's layout. All other tiles have Gluon's au
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
@@ -15,6 +15,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Store
 from tilekern.ir.shape import Broadcast, Iota
+from tilekern.lower.triton.emit.source_text import Expr
 
 _POINTWISE = (Bitcast, Convert, Elementwise, Select)
 
@@ -53,6 +54,13 @@ def definition(columns: int, cluster: int = 1) -> str:
 def vector_layout(warps: int, cluster: int = 1) -> str:
     """A layout of a vector that no tile decides; each thread block of a cluster has all of it."""
     return f"gl.BlockedLayout([1], [32], [{warps}], [0]{', [[0]]' if cluster > 1 else ''})"
+
+
+def with_vector_layout(operands: Sequence[Expr], warps: int, cluster: int) -> list[Expr]:
+    """The operands of a reduction; Gluon cannot infer the layout of a vector that is reduced to a scalar."""
+    if len(operands[0].shape) != 1:
+        return list(operands)
+    return [Expr(f"tl.set_auto_layout({operands[0].text}, {vector_layout(warps, cluster)})", operands[0].shape)]
 
 
 def row_layout(columns: int) -> str:

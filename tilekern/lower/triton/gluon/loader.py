@@ -6,19 +6,53 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from tilekern.ir.analysis.backward_slice import backward_slice
+from tilekern.ir.compute import Reduce
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Block, Op
+from tilekern.ir.core import Block, Func, Op
 from tilekern.ir.memory import Load
+from tilekern.lower.triton.emit.emit_triton import Emitter
+from tilekern.lower.triton.emit.memory import Memory
+from tilekern.lower.triton.emit.names import Names
+from tilekern.lower.triton.emit.source_text import Expr
+from tilekern.lower.triton.gluon import layouts
 from tilekern.lower.triton.gluon.channels import Channel, is_own, visible
-from tilekern.lower.triton.gluon.roles import Role
+from tilekern.lower.triton.gluon.plan import Plan
+from tilekern.lower.triton.gluon.rings import Buffers, Rings
+from tilekern.lower.triton.gluon.rounds import Rounds
 
 
-class Loader(Role):
-    """Emits the function of the warp that loads: the loops of the program, with copies and scalars alone."""
+class Loader(Emitter):
+    """Emits the function of the warp that loads: the loops of the program, with copies and scalars alone.
 
-    warps = 1
+    Args:
+      func: a legal Func.
+      memory: its arguments.
+      names: names in use.
+      plan: its plan.
+      buffers: its shared memory.
+    """
 
-    def _ops(self, block: Block) -> None:
+    def __init__(self, func: Func, memory: Memory, names: Names, plan: Plan, buffers: Buffers) -> None:
+        super().__init__(func, memory, names)
+        self._plan, self._buffers = plan, buffers
+        self._group = plan.group
+        self._rings = Rings(plan, buffers, self.names, self.writer)
+        self._rounds = Rounds(self, plan, self._rings)
+
+    def run(self) -> None:
+        """Emit the body."""
+        with self.scope():
+            self._rings.begin()
+            with self._rounds.groups():
+                self.emit_block(self.func.body)
+        self.writer.prune()
+
+    def _operands(self, op: Op) -> list[Expr]:
+        operands = super()._operands(op)
+        return layouts.with_vector_layout(operands, 1, self._plan.cluster) if isinstance(op, Reduce) else operands
+
+    def emit_block(self, block: Block) -> None:
+        """Emit the copies, loops and scalars of a block."""
         channels = self._plan.channels
         for op in block.ops:
             if isinstance(op, Fold):
@@ -29,14 +63,14 @@ class Loader(Role):
                 if op is channel.loads[-1]:
                     self._fill(channel)
             elif op in self._scalars and self._group.varying.isdisjoint(op.results):
-                self._op(op, ())
+                self.emit(op, ())
 
     @cached_property
     def _scalars(self) -> frozenset[Op]:
         """The ops that places and bounds need; the masks of loads are not the business of this role."""
         needed: set[Op] = set()
         for load, channel in self._plan.channels.items():
-            ops = visible(self._func, channel.fold)
+            ops = visible(self.func, channel.fold)
             around = [
                 op for op in ops if isinstance(op, Fold) and channel.fold is not None and channel.fold in op.walk()
             ]
@@ -45,11 +79,11 @@ class Loader(Role):
         return frozenset(needed)
 
     def _load_loop(self, op: Fold) -> None:
-        first, last = self._all_bounds(op)
-        with self._loop(op, first, last):
+        first, last = self._rounds.all_bounds(op)
+        with self._rounds.loop(op, first, last):
             if op in self._rings.steps:
                 self._rings.enter_step(op)
-            self._ops(op.body)
+            self.emit_block(op.body)
             if op in self._rings.steps:
                 self._rings.leave_step(op)
 
@@ -89,12 +123,12 @@ class Loader(Role):
             self._copy(op, channel, which)
 
     def _copy(self, op: Load, channel: Channel, which: str) -> None:
-        ops = visible(self._func, channel.fold)
-        with self._program(which, backward_slice(ops, op.positions)):
-            place = self._memory.coordinates(self, op, self._plan.copies[op])
+        ops = visible(self.func, channel.fold)
+        with self._rounds.program(which, backward_slice(ops, op.positions)):
+            place = self.memory.coordinates(self, op, self._plan.copies[op])
             filled = f"{self._buffers.filled[channel]}.index({self._rings.at(channel, which)})"
             to_all = ", multicast=True" if self._plan.is_whole(op) else ""
             self.writer.line(
-                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, {self._rings.tile(op, which)}{to_all})",
+                f"load_tile({self.memory.descriptor(op)}, [{place}], {filled}, {self._rings.tile(op, which)}{to_all})",
                 op.loc,
             )

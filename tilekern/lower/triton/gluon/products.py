@@ -1,129 +1,90 @@
-"""Tiles in registers and their layouts, and products of warpgroups: started, waited for, and their tiles freed."""
+"""Products of warpgroups, and the tiles that they read: started, waited for, and their places freed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 
 from tilekern.ir.analysis.backward_slice import backward_slice
-from tilekern.ir.compute import Convert, Dot, Reduce
+from tilekern.ir.compute import Convert, Dot
 from tilekern.ir.core import Op, Value
 from tilekern.ir.memory import Load
-from tilekern.ir.shape import Broadcast, Transpose
+from tilekern.ir.shape import Transpose
+from tilekern.lower.triton.emit.emit_triton import Emitter
 from tilekern.lower.triton.emit.source_text import Expr, dtype_text, shape_text
 from tilekern.lower.triton.gluon import layouts
 from tilekern.lower.triton.gluon.channels import Channel, is_own
 from tilekern.lower.triton.gluon.flights import Flights
-from tilekern.lower.triton.gluon.groups import WARPS
-from tilekern.lower.triton.gluon.layouts import Layouts
-from tilekern.lower.triton.gluon.rings import own_box
-from tilekern.lower.triton.gluon.roles import Role
+from tilekern.lower.triton.gluon.plan import Plan
+from tilekern.lower.triton.gluon.rings import Buffers, Rings, own_box
 from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.source import Loc
 
 
-class Products(Role):
-    """Emits products, and ops on their results."""
+class Products:
+    """Emits the products of a warpgroup.
 
-    warps = WARPS
+    Args:
+      emitter: emits the ops of the warpgroup.
+      plan: the plan of the kernel.
+      buffers: its shared memory.
+      rings: the places of the warpgroup in the rings.
 
-    def __init__(self, *args: object, layouts: Layouts) -> None:
-        super().__init__(*args)  # pyright: ignore[reportArgumentType] -- those of `Role`
-        self._layouts = layouts
-        self._flights = Flights(self.writer, self._rings, lambda v: self._env[v].text, lambda dot: dot in self._beside)
-        self._waited: set[Channel] = set()
-        self._every = list(self._func.walk())
+    Attributes:
+      flights: products that have been started and not waited for.
+      waited: the channels whose present tiles have been waited for.
+    """
+
+    def __init__(self, emitter: Emitter, plan: Plan, buffers: Buffers, rings: Rings) -> None:
+        self._emitter, self._plan, self._buffers, self._rings = emitter, plan, buffers, rings
+        self._group = plan.group
+        self.flights = Flights(
+            emitter.writer, rings, lambda value: emitter.env[value].text, lambda dot: dot in self.beside
+        )
+        self.waited: set[Channel] = set()
+        self._every = list(emitter.func.walk())
         self._trims: dict[Channel, str] = {}
 
-    # --- layouts ---
+    def begin(self) -> None:
+        """Emit the counters of trimmed tiles."""
+        for channel in self._buffers.trimmed:
+            self._trims[channel] = self._emitter.names.fresh("trims")
+            self._emitter.writer.line(f"{self._trims[channel]} = 0")
 
-    def _operands(self, op: Op) -> list[Expr]:
-        """The operands of an op, in the layout of its result."""
-        if isinstance(op, Broadcast):
-            return [self._converted(op.operands[0], self._layouts.expanded(op))]
-        if isinstance(op, Reduce):
-            return super()._operands(op) if self._layouts.of(op.operands[0]) is None else [self._env[op.operands[0]]]
-        target = self._layouts.of(op.result) if op.results else None
-        return [self._converted(v, target if v.tile.shape == op.result.tile.shape else None) for v in op.operands]
-
-    def _converted(self, value: Value, target: str | None) -> Expr:
-        x, own = self._env[value], self._layouts.of(value)
-        if target is not None and value in self._layouts.numbers:
-            return Expr(f"tl.arange(0, {value.tile.shape[0]}, {target})", x.shape)
-        if target is None or own is None or own == target or x.shape != value.tile.shape or x.number is not None:
-            return x
-        return Expr(f"tl.convert_layout({x.text}, {target})", x.shape)
-
-    def bind(self, hint: str, text: str) -> str:
-        """A variable of its own for each vector of lanes: one variable has one layout."""
-        if "tl.arange(" in text:
-            name = self.names.fresh(hint)
-            self.writer.line(f"{name} = {text}")
-            return name
-        return super().bind(hint, text)
-
-    def _inlined(self, op: Op, text: Expr) -> bool:
-        return (bool(op.results) and op.result in self._layouts.numbers) or super()._inlined(op, text)
-
-    def _name(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
-        layout = self._layouts.of(op.result) if isinstance(op, Load) else None
-        if layout is not None and text.shape == op.result.tile.shape:
-            text = Expr(f"tl.set_auto_layout({text.text}, {layout})", text.shape)
-        super()._name(op, text, variables)
-
-    def _start(self, init: Value, carry: Value) -> str:
-        """An initial value in the layout of its carry."""
-        layout, own = self._layouts.of(carry), self._layouts.of(init)
-        if layout is None or not init.tile.shape:
-            return self._whole(init)
-        if self._env[init].shape and own != layout:
-            return f"tl.{'set_auto' if own is None else 'convert'}_layout({self._whole(init)}, {layout})"
-        return self._whole(init, layout)
-
-    def _whole(self, value: Value, layout: str | None = None) -> str:
-        x, layout, tile = self._env[value], layout or self._layouts.of(value), value.tile
-        if layout is None or not tile.shape:
-            return super()._whole(value)
-        if not x.shape:
-            return f"tl.full({shape_text(tile.shape)}, {x.text}, {dtype_text(tile.dtype)}, {layout})"
-        return super()._whole(value)
-
-    # --- products ---
-
-    def _multiply(self, dot: Dot, value: Value, acc: Value | None) -> None:
+    def multiply(self, dot: Dot, value: Value, acc: Value | None) -> None:
         """Start a product."""
-        pending = self._flights.values
+        pending = self.flights.values
         columns = dot.result.tile.shape[1]
         loads = [loaded(v, self._every) for v in dot.operands]
         channels = [self._plan.channels[op] for op in loads if op is not None and op in self._plan.channels]
         left, right = (self._side(dot, n, columns) for n in (0, 1))
         if acc is not None and acc in pending and pending[-1] is not acc:
-            self._flights.settle([acc])
+            self.flights.settle([acc])
         again = ""
         if outer := [c for c in channels if c.fold is None]:
-            self._trim(outer)
+            self.trim(outer)
         for channel in dict.fromkeys(channels):
-            again = self._filled(channel, dot.loc) or again
+            again = self.wait_filled(channel, dot.loc) or again
         left, right = (self._cast(dot, n, x) if self._is_cast(dot, n) else x for n, x in enumerate((left, right)))
         if acc is None:
             layout = layouts.matrix_layout(columns)
             zeros = f"tl.zeros({shape_text(dot.result.tile.shape)}, tl.float32, {layout})"
             text = f"warpgroup_mma({left}, {right}, {zeros}, use_acc=False, is_async=True)"
         else:
-            text = f"warpgroup_mma({left}, {right}, {self._whole(acc)}, is_async=True)"
-        self._name(dot, Expr(text, value.tile.shape), ())
-        self._env[value] = self._env[dot.result]
+            text = f"warpgroup_mma({left}, {right}, {self._emitter.whole(acc)}, is_async=True)"
+        self._emitter.define(dot, Expr(text, value.tile.shape), ())
+        self._emitter.env[value] = self._emitter.env[dot.result]
         read = [c for c in dict.fromkeys(channels) if self._is_last_reader(c, dot)]
-        self._flights.add(dot, value, acc, [barrier for c in read for barrier in self._rings.freed(c)], again)
+        self.flights.add(dot, value, acc, [barrier for c in read for barrier in self._rings.freed(c)], again)
 
     def _side(self, dot: Dot, number: int, columns: int) -> str:
         """An operand: a place in shared memory, or registers in the layout of left operands."""
         value = dot.operands[number]
         load = loaded(value, self._every)
         if load is None or load not in self._plan.channels:
-            self._flights.settle([value])
-            x = self._whole(value)
-            return x if value in self._held else self._as_left(x, columns)
+            self.flights.settle([value])
+            x = self._emitter.whole(value)
+            return x if value in self._held else self.as_left(x, columns)
         block = self._plan.copies[load].descriptor.block
         text = own_box(self._rings.tile(load), block, load.result.tile.shape)
         while value is not load.result:
@@ -149,39 +110,39 @@ class Products(Role):
         cast = "".join(f".to({dtype})" for dtype in reversed(casts))
         if load is None or number == 0:
             layout = f"tl.DotOperandLayout(0, {layouts.matrix_layout(dot.result.tile.shape[1])}, 2)"
-            return self.bind("left", f"{text}.load({layout}){cast}")
+            return self._emitter.bind("left", f"{text}.load({layout}){cast}")
         tile, permuted = text.partition(".permute(")[::2]
         places, fold = self._plan.widened[load].places, self._plan.channels[load].fold
         assert fold is not None
         step = f" + {self._rings.steps[fold]} % {places}" if places > 1 else ""
         first = "number" if places == 1 else f"number * {places}"
-        place = self._named(
+        place = self._emitter.named(
             "wide", f"{self._buffers.widened[load]}.index({first if self._group.count > 1 else '0'}{step})"
         )
         layout = layouts.row_layout(load.result.tile.shape[1])
-        self.writer.line(f"{place}.store({tile}.load({layout}){cast})", load.loc)
-        self.writer.line("fence_async_shared()")
+        self._emitter.writer.line(f"{place}.store({tile}.load({layout}){cast})", load.loc)
+        self._emitter.writer.line("fence_async_shared()")
         return f"{place}.permute({permuted}" if permuted else place
 
-    def _as_left(self, text: str, columns: int) -> str:
+    def as_left(self, text: str, columns: int) -> str:
         return f"tl.convert_layout({text}, tl.DotOperandLayout(0, {layouts.matrix_layout(columns)}, 2))"
 
-    def _filled(self, channel: Channel, loc: Loc) -> str:
+    def wait_filled(self, channel: Channel, loc: Loc) -> str:
         """Wait for a channel's tiles, once for each place; the statement."""
         rings = self._rings
         text = f"mbarrier.wait({self._buffers.filled[channel]}.index({rings.at(channel)}), {rings.phase(channel)})"
-        if channel not in self._waited:
-            self._waited.add(channel)
-            self.writer.line(text, loc)
+        if channel not in self.waited:
+            self.waited.add(channel)
+            self._emitter.writer.line(text, loc)
         return text
 
-    def _trim(self, channels: Sequence[Channel]) -> None:
+    def trim(self, channels: Sequence[Channel]) -> None:
         """Wait for tiles whose masks keep the first rows, and set the other rows to 0, once for each place."""
         for channel in channels:
             masked = [op for op in channel.loads if op in self._plan.trimmed]
-            if masked and channel not in self._waited:
-                self._flights.settle(self._flights.values)
-                self._filled(channel, masked[0].loc)
+            if masked and channel not in self.waited:
+                self.flights.settle(self.flights.values)
+                self.wait_filled(channel, masked[0].loc)
                 for load in masked:
                     self._trim_tile(load, channel)
 
@@ -192,15 +153,15 @@ class Products(Role):
         trim = (
             f"keep_rows({tile}, {limit}, {rows}, {layouts.rows_at_once(rows, columns)}, {layouts.row_layout(columns)})"
         )
-        line = self.writer.line
+        line = self._emitter.writer.line
         line(f"if {limit} < {rows}:", load.loc)
-        with self.writer.indented():
+        with self._emitter.writer.indented():
             if is_own(load, self._group.varying) or self._group.count == 1:
                 line(trim)
                 line("fence_async_shared()")
                 return
             line("if number == 0:")
-            with self.writer.indented():
+            with self._emitter.writer.indented():
                 line(trim)
                 line("fence_async_shared()")
             barrier, count = f"{self._buffers.trimmed[channel]}.index(0)", self._trims[channel]
@@ -213,12 +174,12 @@ class Products(Role):
         bounds = self._plan.trimmed[load]
         values = [v for bound in bounds for v in (bound.limit, *bound.starts)]
         for op in backward_slice(channel.fold.body.ops if channel.fold else (), values):
-            self._op(op, ())
+            self._emitter.emit(op, ())
+        env = self._emitter.env
         texts = [
-            " - ".join([f"tl.maximum({self._env[b.limit].text}, 0)", *(self._env[v].operand for v in b.starts)])
-            for b in bounds
+            " - ".join([f"tl.maximum({env[b.limit].text}, 0)", *(env[v].operand for v in b.starts)]) for b in bounds
         ]
-        return self._named("kept", reduce(lambda x, y: f"tl.minimum({x}, {y})", texts))
+        return self._emitter.named("kept", reduce(lambda x, y: f"tl.minimum({x}, {y})", texts))
 
     def _is_last_reader(self, channel: Channel, dot: Dot) -> bool:
         """True for the last product of an iteration that reads a channel of that loop."""
@@ -230,13 +191,13 @@ class Products(Role):
             order.sort(key=lambda op: op in delayed.late)
         return order[-1] is dot
 
-    @property
-    def _beside(self) -> set[Op]:
+    @cached_property
+    def beside(self) -> set[Op]:
         """Products that run beside other ops."""
         return {op for delayed in self._plan.delayed.values() for op in delayed.late if isinstance(op, Dot)}
 
-    @property
+    @cached_property
     def _held(self) -> set[Value]:
         """Left operands that a loop carries in their layout."""
-        dots = [op for op in self._beside if isinstance(op, Dot)]
+        dots = [op for op in self.beside if isinstance(op, Dot)]
         return {dot.operands[0] for dot in dots if loaded(dot.operands[0], self._every) is None}

@@ -14,7 +14,7 @@ import numpy as np
 from tilekern import source
 from tilekern.ir.core import Array
 from tilekern.ir.types import kind_of, round_to
-from tilekern.lower.triton.gluon.roles import WIDTH
+from tilekern.lower.triton.gluon.rounds import WIDTH
 from tilekern.lower.triton.gluon.simulator.arrays import Box, GlobalArray, Pointer
 from tilekern.lower.triton.gluon.simulator.functions import scalars
 from tilekern.lower.triton.gluon.simulator.language import Language
