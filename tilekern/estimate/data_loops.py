@@ -14,7 +14,7 @@ from tilekern.ir.memory import MemoryOp
 
 
 def data_loops(func: Func) -> Mapping[Op, Collection[Value]]:
-    """For each loop whose number of iterations depends on arrays, the params of these arrays, in program order."""
+    """Maps each loop whose bounds depend on arrays to the params that hold the bounds, in program order."""
     sources = _sources(func)
     loops: dict[Op, Collection[Value]] = {}
     for op in func.walk():

@@ -35,7 +35,7 @@ class Estimate:
       occupancy: the part of a multiprocessor's threads that are resident, 0 to 1; None where there is no such thing.
       waves: how often all multiprocessors, or threads of a CPU, are filled with programs; None where there is no such
         thing.
-      assumed: what was taken for granted, a sentence each.
+      assumed: the assumptions of the model, a sentence each.
       unknown: what the model does not see, a sentence each.
 
     Example:

@@ -53,10 +53,10 @@ class _Drawn:
     Attributes:
       title: its name, type, and the place of the tiles along all other dims.
       sides: the extents of the two dims.
-      grid: along each of the two dims the spans of the tiles of all programs, in order; of accesses that overlap, such
-        as those of a stencil, of one.
+      grid: along each of the two dims the spans of the tiles of all programs, in order. Where accesses
+        overlap, as a stencil's do, the spans of one access.
       bounds: along each of the two dims the first element of all tiles and of the array, and the end of the last.
-      tiles: the tiles of the program, each with what it does, in the order of its steps.
+      tiles: the tiles of the program, each with its action, in the order of the program's steps.
       actions: for people, what the program does: "load 4 × 4".
     """
 
@@ -134,7 +134,7 @@ def _drawn(param: Value, extents: tuple[int, ...], own: Iterable[Touch], every: 
 
 
 def _clearest(there: Iterable[Touch], dim: int, extent: int) -> tuple[Span, ...]:
-    """The spans of the access with the fewest elements outside of a dim; of equal ones those with the most spans."""
+    """The spans of the access with the fewest elements outside of a dim; among equals, of the one with most spans."""
     by_access: dict[MemoryOp, set[Span]] = {}
     for touch in there:
         by_access.setdefault(touch.op, set()).add(touch.place[dim])

@@ -123,7 +123,7 @@ class Body:
         call = self.call
         stated = call.stated_blocks(target)
         free = [name for name in call.signature.blocks if name not in stated]
-        # Blocks for derivatives begin at those of the body itself.
+        # The search for blocks of a derivative begins at the blocks of the body.
         defaults = self._plain.settings(target) if self._derives_by_model else call.signature.defaults
         key = (target, tuple(stated.items()))
         # On CPUs gradients were up to 8% faster with blocks of their own, which take up to a second to find.
@@ -133,7 +133,7 @@ class Body:
         return call.definition.with_defaults({**defaults, **self._modelled.get(key, {}), **stated}, target)
 
     def _good_blocks(self, target: Target, known: Mapping[str, Tunable], free: Sequence[str]) -> Mapping[str, int]:
-        """The sizes of the free blocks by the model of the target; without those whose default stays."""
+        """The sizes of the free blocks by the model of the target; without blocks whose default stays."""
         from tilekern.blocks import good_blocks  # only kernels with such blocks pay for the import
 
         if not set(self.call.signature.choices) <= known.keys():
@@ -145,7 +145,7 @@ class Body:
                 return gradient_funcs(self.trace(blocks).func, self.call.definition.residuals)
             return [self.trace(blocks).tracing.func]
 
-        # The model is of the plain emitter; the other one has few shapes of tiles.
+        # The model describes the plain emitter; Gluon's has few shapes of tiles.
         plain = replace(target, emitter="")
 
         def refuses(settings: Mapping[str, Tunable]) -> bool:

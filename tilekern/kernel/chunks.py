@@ -6,7 +6,7 @@ be independent of each other. Then the kernel on a chunk computes a chunk of the
     f32[b, 8]  ->  f32[n, 16, 8], n = ceil(b / 16)  ->  vmap of the kernel for f32[16, 8]  ->  f32[b, 8]
 
 Copies of the first element fill the last chunk. They compute nothing that the array does not, such as 1 / 0. So their
-derivatives are finite where those of the array are, and cotangents of 0 leave nothing of them.
+derivatives are finite where the array's derivatives are, and cotangents of 0 cancel them.
 """
 
 from __future__ import annotations

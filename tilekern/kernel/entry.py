@@ -225,7 +225,7 @@ class Declared:
         return function
 
     def _prepared(self, args: tuple[Any, ...], options: Options, target: Target | None = None) -> Prepared:
-        """What a call runs: from the cache, if an earlier call had arguments of these types.
+        """The prepared call: from the cache, if an earlier call had arguments of the same types.
 
         Else it is traced for `target`; by default for the target that the call will most likely be lowered for.
         """

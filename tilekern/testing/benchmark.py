@@ -1,4 +1,4 @@
-"""Times of functions that take turns, so that noise of the machine meets all of them alike."""
+"""Times of functions that take turns, so that noise of the machine meets each function alike."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Benchmark:
 
     @property
     def gain(self) -> float:
-        """How many times faster the function is than the other one: the median over rounds; 1 without another one."""
+        """Time of the peer divided by time of the function: the median over rounds; 1 without a peer."""
         return statistics.median(map(_ratio, self.against, self.samples)) if self.against else 1.0
 
     @property
     def confidence(self) -> float:
-        """The probability by a sign test that the function is not slower than the other one, 0 to 1."""
+        """The probability by a sign test that the function is not slower than its peer, 0 to 1."""
         return confidence(self.samples, self.against)
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ def check(
     progress: bool = True,
     **keywords: Any,
 ) -> Report:
-    """Check that a kernel computes the same function on every backend, and that of a reference.
+    """Check that a kernel computes the same function on every backend, and the function of a reference.
 
     Random calls are drawn: shapes that are awkward for tiles, dtypes, blocks, static arguments, numbers of all kinds,
     batches of `jax.vmap`, gradients. Each runs in the interpreter, which finds races and elements that are not

@@ -71,7 +71,7 @@ class Disagreement(AssertionError):
 
 
 class Comparison:
-    """A call of a function, and what it should give."""
+    """A call of a function, and its expected results."""
 
     def __init__(self, function: Callable[..., Any], call: Call, reference: Callable[..., Any] | None = None) -> None:
         self.call, self._of, self._reference = call, function, reference
@@ -121,7 +121,7 @@ class Comparison:
             warnings.simplefilter("ignore", FallbackWarning)
             return run_at(where, self._function, *self.call.arrays)
 
-    # --- what it should give ---
+    # --- expected results ---
 
     @cached_property
     def interpreted(self) -> list[Array]:
@@ -172,7 +172,7 @@ class Comparison:
         return results
 
     def _of_reference(self, dtype: Any) -> Callable[..., list[Any]]:
-        """The reference, batched and differentiated as the call is; of its keywords those that it has."""
+        """The reference, batched and differentiated as the call is, with the keywords that it takes."""
         assert self._reference is not None
         computed_in = {} if dtype is None else {"dtype": dtype}
         keywords = known_to(self._reference, {**self.call.keywords, **computed_in})
@@ -285,7 +285,7 @@ def _distance(x: Array, y: Array) -> Array:
 
 
 def _message(number: int, out: Array, expected: Array, error: Array, allowed: Array, far: Array) -> str:
-    """The worst element of a result, its error, and what is allowed."""
+    """A message: the worst element of a result, its error, and the error allowed."""
     worst = np.unravel_index(int(np.argmax(np.where(far, error, -1.0))), out.shape)
     at = [int(i) for i in worst]
     return (

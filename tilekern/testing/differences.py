@@ -17,7 +17,7 @@ from tilekern.testing.simulation import INTERPRETER, run_at
 # Steps of the differences, relative to inputs of size 1.
 _STEP = 2.0**-17
 _ROUNDING, _TRUNCATION = 1e-9, 1e-6
-# Differences that two steps do not agree on so far are those of a corner or a jump between the steps.
+# Two steps whose differences disagree by more have a corner or a jump between them.
 _SMOOTH = 1e-3
 
 

@@ -1,8 +1,8 @@
-"""JAX functions whose kernels run in an interpreter: that of the block IR, of Triton, of Pallas, or the CPU's code.
+"""JAX functions whose kernels run in an interpreter (of the block IR, Triton or Pallas), or as the CPU's code.
 
 The JAX code around the kernels runs operation by operation, as under `jax.disable_jit`; `jax.vmap` and derivatives
 apply their rules as always. So one mechanism shows what a kernel, its batches and its derivatives compute on any
-target, on a machine that has none of them.
+target, on a machine without that target.
 """
 
 from __future__ import annotations

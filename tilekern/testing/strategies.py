@@ -74,7 +74,7 @@ def programs(
 
     Args:
       features: some of `tilekern.testing.FEATURES`; leave out those that a backend rejects.
-      dtypes: those of the values, beside int32 and bool where positions and masks need them.
+      dtypes: the dtypes of values; positions and masks are int32 and bool besides.
     """
     st = hypothesis_strategies()
 

@@ -64,7 +64,7 @@ def _interpreted(program: Program, backend: Backend, way: FuzzMode) -> Sequence[
     try:
         lowering = _lowering(program, backend, way)
         if way.machine_code:
-            # The number of the seed's bits above those that decide about inputs and target.
+            # Two bits of the seed decide about inputs and target; the next bit decides about races.
             return cast(Any, lowering.compile()).interpret(*program.arrays, races=program.seed // 4 % 2 == 1)
         return lowering.interpret(*program.arrays)
     except TargetError as error:

@@ -33,7 +33,7 @@ def check(program: Program) -> str:
     """Check the derivatives of a program of float64, under `jax.enable_x64`.
 
     Returns:
-      What was checked, "tangents" or "transposes", or why nothing was.
+      The check that was made, "tangents" or "transposes", or the reason why none was.
 
     Raises:
       AssertionError: a derivative is wrong.

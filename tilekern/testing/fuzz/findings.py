@@ -40,7 +40,7 @@ class Finding:
         return "".join(f"# {line}\n" for line in lines) + f"{self.program.func}\n"
 
     def save(self, folder: Path) -> Path:
-        """Write the finding to a file, whose name is that of its text; whole or not at all."""
+        """Write the finding to a file named by a hash of its text; whole or not at all."""
         text = str(self)
         name = f"{self.mode.replace(':', '_').replace(' ', '_')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         path, temporary = folder / f"{name}{SUFFIX}", folder / f"{name}.tmp"

@@ -32,7 +32,7 @@ KERNELS = (
     "selective_scan",
 )
 
-# The dims of their arrays for packed sequences, beside those of the numbers of segments.
+# The dims of the kernels' arrays for packed sequences, without the arrays that number the segments.
 _PACKED: Mapping[str, str] = {
     "linear_attention": "btnk btnk btnv btn",
     "gated_delta_rule": "btnk btnk btnv btn btn",

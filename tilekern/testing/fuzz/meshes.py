@@ -1,4 +1,4 @@
-"""Random kernels, divided among devices by random meshes: values and gradients are those of one device.
+"""Random kernels, divided among devices by random meshes: values and gradients equal one device's.
 
 They are the same bits, unless devices add up parts of a sum. A call that is refused, by an error of ours, is as good.
 """
@@ -98,7 +98,7 @@ class Divided:
         return jax.device_get(jax.jit(self._both)(*self.sketch.arrays))
 
     def check(self) -> str:
-        """Compare the results on the mesh with those of one device.
+        """Compare the results on the mesh with the results on one device.
 
         Returns:
           "same", or "summed" where devices add up.
@@ -199,7 +199,7 @@ def _spec(
     whole: bool,
     uneven: bool,
 ) -> Dims:
-    """The axes for each dim of an array: those of the dim's name, which must divide it, each axis once."""
+    """The mesh axes for each dim of an array: the axes of the dim's name that divide it, each axis once."""
     taken: set[str] = set()
     axes_of_dims: list[tuple[str, ...]] = []
     for dim in dims:

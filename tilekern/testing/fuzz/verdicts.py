@@ -21,7 +21,7 @@ class Fault:
 
     Attributes:
       error: the verdict.
-      code: block IR that programs end with; {mine} is the program's element, {first} and {last} those of others.
+      code: block IR that programs end with; {mine} is the program's element, {first} and {last} are other programs'.
       role: of the output.
       missing: elements of the output that no program has.
       programs: how many programs the fault needs.

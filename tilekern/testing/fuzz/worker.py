@@ -26,7 +26,7 @@ MESHES = "meshes"
 OTHERS = (MESHES, *library.MODES)
 """The modes that run no random programs of the block IR."""
 
-# The seeds of one run are so far from those of another.
+# The distance between the seeds of two runs.
 _SEEDS = 10**9
 _CALLS = 4  # of a prebuilt kernel at once
 _DIVIDED = 8  # calls on meshes at once

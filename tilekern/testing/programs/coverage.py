@@ -126,7 +126,7 @@ def _arguments(block: Block, name: str, op: Op | None = None) -> Iterator[tuple[
 
 
 def _reads(func: Func) -> Iterator[tuple[str, Value]]:
-    """Each operand and each yielded value, with the kind of its consumer; those of moves left out."""
+    """Each operand and each yielded value, with the kind of its consumer. Ops that only move data are left out."""
     for op in func.walk():
         if not isinstance(op, _MOVES):
             name = kind(op)

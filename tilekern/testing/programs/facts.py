@@ -50,7 +50,7 @@ class Fact:
 
 
 def union(*facts: Fact) -> Fact:
-    """Facts that hold for elements of any of these."""
+    """The facts that hold for an element of any of `facts`."""
     return Fact(
         max(f.bound for f in facts),
         min(f.grain for f in facts),
@@ -191,7 +191,7 @@ def arithmetic(function: str, operands: tuple[Fact, ...], dtype: DType) -> Fact 
     if function != "mul":
         return rounded(Fact(x.bound + y.bound, min(x.grain, y.grain), x.error + y.error, inf), dtype)
     error = x.error * y.bound + y.error * x.bound + x.error * y.error
-    # What is 0 on one backend may be tiny on the other, and the product with inf NaN or inf.
+    # A product of 0 and inf is NaN; where rounding makes the 0 a tiny number on one backend, it is inf.
     if inf and error:
         return None
     return rounded(Fact(x.bound * y.bound, x.grain + y.grain, error, inf), dtype)

@@ -60,7 +60,7 @@ def each(function: Callable[[int], int]) -> Model:
 
 
 def joined(function: Callable[[int, int], int], other: Model) -> Model:
-    """A function of each lane and that of another vector."""
+    """A model that applies `function` to each lane and the same lane of another model's vector."""
 
     def model(x: Any, y: Any, i: Tile, v: Lanes) -> Lanes:
         return [(function(a, b), p and q) for (a, p), (b, q) in zip(v, other(x, y, i, v), strict=True)]
@@ -187,7 +187,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Chain:
-    """A kernel for two arrays, and what it returns."""
+    """A kernel for two arrays, and a model of its results."""
 
     kernel: tk.Kernel
     arrays: tuple[Array, ...]

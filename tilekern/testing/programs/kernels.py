@@ -139,7 +139,7 @@ class Draft:
         x = self.any("f")
         return self.let(f"(8 * {x.name}).astype(jnp.int32)", x.shape, "i")
 
-    # --- what it begins with ---
+    # --- the begin of a kernel ---
 
     def begin(self) -> None:
         """The arrays, the grid, and a load of the first array."""
@@ -213,7 +213,7 @@ class Draft:
         return self.let(text, shape, "i")
 
     def unary(self) -> Tile:
-        """A function of each element; of most of them f(0) is not 0."""
+        """A function of each element; for most of the functions f(0) is not 0."""
         x = self.any()
         small = x.bound <= 4
         ways = [
@@ -366,7 +366,7 @@ class Draft:
         "combined",
     )
 
-    # --- what it ends with ---
+    # --- the end of a kernel ---
 
     def store(self) -> None:
         """Store a value, to a place for each program; or add it to a sum of all programs."""

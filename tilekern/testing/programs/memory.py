@@ -57,7 +57,7 @@ class Memory(Places):
     """Makes loads and stores.
 
     Attributes:
-      seed: of the arrays; those of odd seeds have NaN and infinities.
+      seed: of the arrays; odd seeds give arrays with NaN and infinities.
       free: counters of the grid that ops may compute with.
       counters: of the grid and of the folds around the current block, as far as they are visible.
       covering: the folds around the current block, if all their iterations run it; else None.
@@ -94,7 +94,7 @@ class Memory(Places):
         return Axis(name, full * block + tail, block, descending=descending, group=group)
 
     def _input(self, name: str) -> Value:
-        """An array whose dims are as long as those of tiles or axes, or nearly."""
+        """An array, whose dims have the lengths of tiles or axes, or nearly."""
         lengths = [*self.sizes, *(a.extent for a in self.axes), 13]
         shape = tuple(max(0, self.pick(lengths) + self.pick([0, 0, 1, -1])) for _ in range(self.pick([1, 2, 3, 2, 0])))
         value = Value(RefType(shape, self.pick((*self.dtypes[:2], *self.dtypes)), "in"), name)
@@ -169,7 +169,7 @@ class Memory(Places):
     ) -> Dim:
         """The access along one dim: by `allowed[0]` lanes, or as an index where that is None, or in any way.
 
-        An index vector is as long as those of `gathers`, so that both can go together.
+        The index vector has the length of the vectors in `gathers`, so that all can index one load.
         """
         size = self.pick(self.sizes) if allowed is None else allowed[0]
         kinds: list[Literal["block", "index", "gather"]] = ["block", "block", "gather"]
@@ -241,7 +241,7 @@ class Memory(Places):
     def place(self, tile: TileType, covering: tuple[Counter, ...], role: Role = "out") -> Place:
         """A new output with a place for a tile of each program and iteration, and the access to that place.
 
-        A dim of the tile that is as long as the block of a counter's axis holds that axis, without what is behind its
+        A dim of the tile that is as long as the block of a counter's axis holds that axis, without lanes behind its
         extent; other counters are indices.
         """
         counters = [*self.grid, *covering]
@@ -270,7 +270,7 @@ class Memory(Places):
         return place
 
     def _along(self, counters: Sequence[Counter], size: int) -> Counter | None:
-        """The counter of the tiles that lie along a dim of an output; None if the dim is that of the tile alone."""
+        """The counter of the tiles that lie along a dim of an output; None if no counter moves along the dim."""
         matching = [c for c in counters if c.axis.block == size and not c.offset]
         return self.pick(matching) if matching and self.upto(2) else None
 

@@ -21,7 +21,7 @@ from tilekern.testing.programs.facts import Fact, union
 # A tile has no more elements than this.
 LARGEST = 256
 
-# Chooses among 0, 1, ... and its argument, the simplest of them being 0.
+# Chooses a number from 0 to its argument; 0 is the simplest choice.
 Choose = Callable[[int], int]
 
 

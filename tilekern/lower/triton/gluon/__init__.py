@@ -5,7 +5,7 @@ refusals      the Funcs that this emitter does not take
 channels      the loads that share a ring of places in shared memory
 delays        products that are computed an iteration later, if registers suffice
 places        the stages of the rings, and the places of stored tiles
-plan          the decisions of these modules, in their order
+plan          the decisions of the modules above, in order
 leading_rows  masks that keep the first rows of a tile
 rotation      loops whose last products are computed an iteration later
 layouts       layouts of tiles in registers

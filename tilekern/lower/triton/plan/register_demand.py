@@ -2,7 +2,7 @@
 
 Two kinds of programs make ptxas fall back to 32 registers, spill nearly all values, and take minutes for long blocks:
 
-- Loads of one block without a loop, such as those of Python's `for` over taps. ptxas moves all of them to the front.
+- Loads of one block without a loop, as a Python `for` over taps unrolls to. ptxas moves all these loads to the front.
 - Products of float32 in full precision. Triton holds, of all the elements that are contracted, the rows and the columns
   of a thread's results.
 """

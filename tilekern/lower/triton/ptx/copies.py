@@ -85,7 +85,7 @@ def _trap(machine: Machine, instruction: Instruction, ids: Array) -> Any:
 
 
 def _barrier(machine: Machine, instruction: Instruction, ids: Array) -> Any:
-    """`bar.sync`: threads wait until as many as the operand says, or all of the block, are there."""
+    """`bar.sync`: threads wait until the operand's number of threads, by default all of the block, have arrived."""
     operands = instruction.operands
     if ids is machine.all and len(operands) < 2:
         if machine.races is not None:

@@ -247,8 +247,8 @@ class Machine:
     def run(self) -> None:
         """Run all threads to their end.
 
-        An instruction returns None to go on with the next one; a list of (address, threads) where they go on; threads
-        in none of these wait, or have ended.
+        An instruction returns None to go on with the next instruction, or a list of (address, threads): where threads
+        go on. Threads in no entry wait, or have ended.
 
         Raises:
           PtxError: a fault of the program, with the line of the PTX and of the Triton source.
@@ -272,7 +272,7 @@ class Machine:
                 self.resume(address, some)
 
     def _run_tensor_loads(self) -> bool:
-        """Run what was put off, for all threads wait; True if there was something."""
+        """Run the loads that were put off, now that all threads wait; True if there were any."""
         loads, self.tensor_loads = self.tensor_loads, {}
         for load in (load for of_barrier in loads.values() for load in of_barrier):
             load()
@@ -305,7 +305,7 @@ class Machine:
         return None if after is None else [*after, (pc + 1, ids[~holds])]
 
     def resume(self, address: int, ids: Array) -> None:
-        """Let threads go on at an address, together with threads that are there already."""
+        """Let threads go on at an address, together with threads that wait at it."""
         if not len(ids):
             return
         if address in self._groups:

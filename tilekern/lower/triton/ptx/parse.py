@@ -84,7 +84,7 @@ class Instruction:
     Attributes:
       name: the opcode before the first dot, as `add`.
       modifiers: the parts of the opcode behind it, as `("rn", "f32")`.
-      operands: the operands; a pair `a|b` is two of them.
+      operands: the operands; a pair `a|b` counts as two operands.
       guard: the predicate in front, or None.
       line: line of the PTX; the first is number 1.
       source: line of the Triton source, by `.loc`; 0 if none is known.

@@ -141,7 +141,7 @@ class Races:
             clocks[warps] = np.maximum(clocks[warps], self._ended[barrier])
 
     def fence(self, ids: Array) -> None:
-        """The asynchronous proxy sees all writes that are ordered before the fence of these threads."""
+        """Fence: the asynchronous proxy sees all writes that are ordered before it in threads `ids`."""
         for block, warps in self._warps_of(ids):
             clock = self.clocks[block, warps].max(0)
             part = slice(block * self._words_of_block, (block + 1) * self._words_of_block)
