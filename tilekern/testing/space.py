@@ -105,7 +105,7 @@ class Space:
         return st.composite(make)()
 
     def _sizes(self, size: int) -> list[int]:
-        """Sizes of a dim: first the size that is always taken, then sizes near it, and sizes that are awkward for the tiles."""
+        """Sizes of a dim: first the size that is always taken, then sizes near it, and awkward ones for the tiles."""
         near = [size, 2 * size, 3 * size, max(size // 2, 1)]
         return list(dict.fromkeys([*near[:1], *(n for b in self.tiles for n in awkward(b)), *near[1:]]))
 

@@ -28,8 +28,8 @@ def values(numbers: Numbers, dtype: Any, shape: Sequence[int], seed: int = 0) ->
 
     Args:
       numbers: "normal": standard normal. "equal rows": the first row (of the last dim) again and again. "zeros".
-        "tiny" and "huge": normal times a power of two whose square the dtype can just hold. "specials": normal, one number in
-        ten NaN or infinite, as far as the dtype has these. "positive": from 1 to 9/8, so that long sums grow
+        "tiny" and "huge": normal times a power of two whose square the dtype can just hold. "specials": normal, one
+        number in ten NaN or infinite, as far as the dtype has these. "positive": from 1 to 9/8, so that long sums grow
         until a narrow float loses a share of each addend. Integers are from -2 to one above the largest dim in all of
         these, so that they can be indices, labels and lengths. Among "positive" ones of at least 32 bits a few are odd
         numbers above 2²⁴, which float32 does not hold. Bools are fair coins.

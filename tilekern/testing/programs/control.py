@@ -24,7 +24,7 @@ _FEW = 12  # more than two, of a small program
 class Generator(FactsOfPlaces):
     """Makes Funcs."""
 
-    # The moves of each feature; a likely move stands several times. A feature without moves changes other features' moves.
+    # The moves of each feature; likely moves stand several times. A feature without moves changes others' moves.
     MOVES: ClassVar[dict[str, tuple[str, ...]]] = {
         "elementwise": ("elementwise",) * 3 + ("select", "compare", "convert", "iota"),
         "smooth": ("smooth",) * 6,

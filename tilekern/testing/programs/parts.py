@@ -19,8 +19,8 @@ from tilekern.passes.divide import divide
 def assert_parts_agree(func: Func, arrays: Sequence[Any], most_parts: int = 8) -> int:
     """Assert that the parts of a Func compute the parts of its results, for each factor and number of parts.
 
-    Results that follow a factor have the same bits. If a result is a sum over its parts, the sum of the addends is as near as
-    a sum of floats in another order.
+    Results that follow a factor have the same bits. If a result is a sum over its parts, the sum of the addends is as
+    near as a sum of floats in another order.
 
     Args:
       func: as it was traced.

@@ -1,6 +1,6 @@
 """Moves that use a value of some kind, moved in some way, as the operand of an op of some kind; often beside itself.
 
-Other moves take values in scope, and seldom meet a slice of a sort. These moves make each pair of producer and consumer.
+Other moves take values in scope, and seldom meet a slice of a sort. These make each pair of producer and consumer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Uses(Memory):
     # --- producers ---
 
     def _produced(self, producer: str, consumer: str, unused: bool) -> Value | None:
-        """A value whose op is `producer`, in a dtype and shape that `consumer` takes: a value in scope, or a new one."""
+        """A value whose op is `producer`, in a dtype and shape that `consumer` takes: one in scope, or a new one."""
         values = [*self.scope.unused] if unused else self.scope.values
         there = [v for v in values if self.kinds.get(v) == producer and self._likes(consumer, v)]
         if there and (producer == "index" or self.upto(2)):
