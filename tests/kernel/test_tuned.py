@@ -17,6 +17,7 @@ import tilekern as tk
 from tests.lang.checks import refused
 from tilekern.errors import ArgumentError, LoadError
 from tilekern.kernel.tuned import Entry, Key
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.lower.target import resolve
 
 X = jnp.arange(1000.0)
@@ -168,6 +169,7 @@ def _damaged(field: str, value: Any) -> str:
         _damaged("settings", 7),
         _damaged("by", "magic"),
         _damaged("extents", {"x[0]": "many"}),
+        _damaged("emitter", 7),
         "\ud800",
     ],
 )
@@ -210,3 +212,82 @@ def test_settings_that_the_kernel_does_not_have_are_refused() -> None:
         refused(ArgumentError, "names a block that double does not have"),
     ):
         double(X, target="cpu:xla")  # <-
+
+
+# --- emitters ---------------------------------------------------------------------------------------------------------
+
+H100 = "cuda:sm_90"
+LHS, RHS = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16)
+FEW = jax.ShapeDtypeStruct((128, 1024), jnp.bfloat16)  # too few rows for Gluon to be worth it
+TRITON = {"block_m": 64, "block_n": 128, "block_k": 32, "num_warps": 4, "num_stages": 2}
+GLUON = {"block_m": 64, "block_n": 128, "block_k": 64, "num_warps": 8, "num_stages": 4}
+
+
+def of_emitter(name: str, lhs: Any = LHS, settings: Any = None) -> Entry:
+    """An entry that chose an emitter for calls that leave it open."""
+    blocks = settings or {"triton": TRITON, "gluon": GLUON}[name]
+    return replace(entry(key(matmul, lhs, RHS, target=f"{H100}+auto"), **blocks), emitter=name)
+
+
+def lowered(name: str, lhs: Any = LHS) -> Any:
+    """The product lowered for a target, whose name may have an emitter."""
+    return matmul.trace(lhs, RHS, target=name).lower(name)
+
+
+def test_an_entry_chooses_the_emitter_of_calls_that_leave_it_open(tmp_path: Path) -> None:
+    assert "gluon" in lowered(f"{H100}+auto").text
+    with tk.Tuned((of_emitter("triton"),)):
+        assert lowered(f"{H100}+auto").text == lowered(H100).text != lowered(f"{H100}+gluon").text
+        assert {axis.block for axis in lowered(f"{H100}+auto").ir.axes} == {64, 128}
+    assert "gluon" not in lowered(f"{H100}+auto", FEW).text
+    tk.Tuned((of_emitter("gluon", FEW),)).save(tmp_path / "tuned.json")
+    with tk.tuned(tmp_path / "tuned.json"):
+        assert "gluon" in lowered(f"{H100}+auto", FEW).text
+        assert lowered(f"{H100}+auto", FEW).text == lowered(f"{H100}+gluon", FEW).text
+        assert "gluon" not in lowered(H100, FEW).text  # a call that names the usual emitter keeps it
+
+
+def test_where_the_emitter_of_an_entry_refuses_the_kernel_triton_serves() -> None:
+    with tk.Tuned((of_emitter("gluon", settings={**GLUON, "block_m": 16}),)):
+        assert lowered(f"{H100}+auto").text == lowered(H100).text
+        assert "gluon" not in lowered(H100).text
+
+
+@pytest.mark.parametrize("name", ["", "gluten"])
+def test_an_entry_that_names_no_emitter_of_the_target_is_a_miss(name: str) -> None:
+    untuned = lowered(f"{H100}+auto").text
+    with tk.Tuned((replace(of_emitter("triton"), emitter=name),)):
+        assert lowered(f"{H100}+auto").text == untuned
+
+
+def test_an_entry_of_the_emitter_itself_wins() -> None:
+    own = entry(key(matmul, LHS, RHS, target=H100), **{**TRITON, "block_k": 64})
+    of_open = of_emitter("triton")
+    with tk.Tuned((own,)):
+        text = lowered(H100).text
+    with tk.Tuned((own, of_open)):
+        assert lowered(H100).text == text
+    with tk.Tuned((of_open,)):
+        assert lowered(H100).text != text
+
+
+def test_a_batched_kernel_has_the_emitter_of_the_entry() -> None:
+    with tk.Tuned((of_emitter("triton"),)):
+        kernel = matmul.trace(LHS, RHS, target=f"{H100}+auto")._kernel
+        batched, _ = kernel.batched(3, (0, 0))
+        served, _ = batched.served(resolve(f"{H100}+auto"))
+    assert served == resolve(H100)
+
+
+def test_a_file_without_emitters_has_none_of_their_words(tmp_path: Path) -> None:
+    tk.Tuned((entry(key(double, X), block=32),)).save(tmp_path / "tuned.json")
+    assert "emitter" not in (tmp_path / "tuned.json").read_text()
+    tk.Tuned((of_emitter("gluon"),)).save(tmp_path / "tuned.json")
+    assert [e.emitter for e in tk.tuned(tmp_path / "tuned.json").entries] == ["", "gluon"]
+
+
+def test_parameters_have_other_names_than_emitter() -> None:
+    with refused(ArgumentError, "has a parameter named emitter"):
+
+        @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+        def _(x: Any, out: Any, *, emitter: str = "gluon") -> None: ...  # <-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilekern.errors import TargetError
-from tilekern.tuning.candidates import Settings, Space
+from tilekern.tuning.candidates import EmitterSpaces, Settings, Space
 from tilekern.tuning.children import Children
 from tilekern.tuning.search import Outcome, Search
 
@@ -108,3 +109,51 @@ def test_the_choice_is_never_slower_than_the_schedule(times: Times) -> None:
             cast(Children, Played(times)), Path(folder), runs=True, end=time.monotonic() + 5, progress=lambda _: None,
         ).run()  # fmt: skip
     assert times[cast(int, outcome.best["block"])] == outcome.seconds <= cast(float, times[own])
+
+
+# --- emitters ---------------------------------------------------------------------------------------------------------
+
+SPACES = EmitterSpaces(
+    {"usual": Space({"block": [2, 4, 8]}, {"block": 4}), "special": Space({"block": [64]}, {"block": 64})}
+)
+
+
+def test_the_settings_of_emitters_come_in_turns() -> None:
+    settings = [tuple(s.values()) for s in SPACES.near({"emitter": "usual", "block": 4})]
+    assert settings == [("usual", 8), ("special", 64), ("usual", 2)]
+    settings = [tuple(s.values()) for s in SPACES.near({"emitter": "special", "block": 64})]
+    assert settings == [("usual", 4), ("usual", 8), ("usual", 2)]
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({4: 1.0, 2: 2.0, 8: 0.9, 64: 0.5}, ("special", 64)),
+        ({4: 1.0, 2: 0.5, 8: 2.0, 64: 0.9}, ("usual", 2)),
+        ({4: 1.0, 2: 2.0, 8: 2.0, 64: "refused"}, ("usual", 4)),
+        ({4: 1.0, 2: 2.0, 8: 2.0, 64: "crashes: SIGSEGV"}, ("usual", 4)),
+        ({4: 1.0, 2: 2.0, 8: 2.0, 64: "crashes when timed"}, ("usual", 4)),
+        ({4: 1.0, 2: 2.0, 8: 2.0, 64: "wrong numbers"}, ("usual", 4)),
+        ({4: "refused", 2: "refused", 8: "refused", 64: 1.0}, ("special", 64)),
+    ],
+)
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_emitter_is_chosen_only_if_its_program_works_and_is_faster(
+    times: Times, best: tuple[str, int], runs: bool, tmp_path: Path
+) -> None:
+    if not runs and "crashes when timed" in times.values():
+        return  # nothing is timed
+    own: Settings = {"emitter": "usual", "block": 4}
+    outcome = Search(
+        lambda s: str(s["block"]), SPACES, own, cast(Children, Played(times)), tmp_path,
+        runs=runs, end=time.monotonic() + 5, progress=lambda _: None,
+    ).run()  # fmt: skip
+    assert tuple(outcome.best.values()) == best
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_all_settings_of_all_emitters_come_once(sizes: list[int]) -> None:
+    spaces = {str(n): Space({"block": [1 << k for k in range(size)]}, {"block": 1}) for n, size in enumerate(sizes)}
+    near = [tuple(s.values()) for s in EmitterSpaces(spaces).near({"emitter": "0", "block": 1})]
+    everything = itertools.chain(*([(str(n), 1 << k) for k in range(size)] for n, size in enumerate(sizes)))
+    assert sorted([*near, ("0", 1)]) == sorted(everything)

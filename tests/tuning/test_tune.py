@@ -13,7 +13,9 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import refused
 from tilekern.errors import ArgumentError, TargetError
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.softmax.kernel import softmax_forward
+from tilekern.tuning import target_of
 
 X = jax.ShapeDtypeStruct((256, 64), jnp.float32)
 
@@ -116,3 +118,55 @@ def test_the_kernels_of_a_stated_gradient_are_tuned() -> None:
     result = softmax_forward.tune(X, target="cuda:sm_90", budget=1, candidates=[{"block_rows": 2}], gradient=True)
     assert [row.key.kernel for row in result.rows] == ["softmax_forward", "softmax_tangent"]
     assert all(row.by == "estimate" for row in result.rows)
+
+
+# --- emitters ---------------------------------------------------------------------------------------------------------
+
+H100 = "cuda:sm_90"
+LHS = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16)
+RHS = jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16)
+TRITON = {"emitter": "triton", "block_m": 64, "block_n": 64, "block_k": 64, "num_warps": 4, "num_stages": 3}
+GLUON = {"emitter": "gluon", "block_m": 64, "block_n": 256, "block_k": 64, "num_warps": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "emitter"),
+    [(H100, "auto"), (f"{H100}+auto", "auto"), (f"{H100}+triton", ""), (f"{H100}+gluon", "gluon"), ("cuda:sm_80", "")],
+)
+def test_a_name_without_an_emitter_leaves_it_open(name: str, emitter: str) -> None:
+    assert target_of(name).emitter == emitter
+
+
+def test_a_kernel_without_products_has_no_emitters_to_choose_from() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    result = planted.tune(X, target=H100, budget=1, candidates={"block": [64]})
+    assert (result.rows[0].key.target, result.emitter) == (H100, "")
+    assert "emitter" not in str(result)
+
+
+@pytest.mark.slow
+def test_both_emitters_are_tried_and_the_faster_one_is_stored(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    result = matmul.tune(LHS, RHS, target=H100, budget=60, candidates=[TRITON, GLUON])
+    (row,) = result.rows
+    assert (row.key.target, row.by, row.outcome.tried) == (f"{H100}+auto", "estimate", 3)
+    assert row.own["emitter"] == result.emitter == "gluon"  # the schedule's own
+    assert "emitter" not in result.best
+
+
+@pytest.mark.slow
+def test_a_candidate_that_names_no_emitter_is_tried_with_each() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    blocks = {name: value for name, value in GLUON.items() if name != "emitter"}
+    result = matmul.tune(LHS, RHS, target=H100, budget=60, candidates=[{**blocks, "num_stages": 2}])
+    assert result.rows[0].outcome.tried == 3
+
+
+def test_an_emitter_that_does_not_exist_is_refused() -> None:
+    with refused(ArgumentError, "name an emitter that the target does not have"):
+        matmul.tune(LHS, RHS, target=H100, candidates=[{"emitter": "gluten"}])  # <-
+
+
+def test_a_target_with_one_emitter_has_none_to_choose() -> None:
+    with refused(ArgumentError, "names a block that matmul does not have"):
+        matmul.tune(LHS, RHS, target=f"{H100}+triton", candidates=[{"emitter": "gluon"}])  # <-

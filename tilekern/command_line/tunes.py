@@ -43,11 +43,12 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Tune on each target, and return the exit code."""
     budget, types = check_budget(options.budget), arguments.types(options.shapes)
-    targets = [target_of(name) for name in arguments.names(options.target) or [None]]
+    names = arguments.names(options.target) or [None]
+    requests = [Request(target_of(name), budget) for name in names]
     if options.out is not None:
         tuned.check_replaceable(options.out)
     with jax.enable_x64(arguments.has_64_bits(types)):
-        results = [_tuned(options, types, Request(target, budget)) for target in targets]
+        results = [_tuned(options, types, *of_target) for of_target in zip(names, requests, strict=True)]
     if options.out is not None:
         Tuned().merge(*(result.tuned for result in results)).save(options.out)
     if options.json:
@@ -57,12 +58,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tuned(options: argparse.Namespace, types: Any, request: Request) -> Result:
+def _tuned(options: argparse.Namespace, types: Any, target: str | None, request: Request) -> Result:
     """The result for a kernel, or for the kernels that a function calls, each with its part of the budget."""
     function, statics = arguments.function(options.function), arguments.statics(options.static)
     if isinstance(function, Kernel):
         reference = arguments.function(options.reference) if options.reference else None
-        given = {"target": request.target.full_name, "budget": request.budget}
+        given = {"target": target, "budget": request.budget}
         return function.tune(*types, **given, reference=reference, gradient=options.gradient, **statics)
     if options.reference or options.gradient:
         raise ArgumentError(

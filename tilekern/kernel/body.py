@@ -24,9 +24,10 @@ from tilekern.kernel.fingerprint import key_of
 from tilekern.kernel.instance import Version
 from tilekern.kernel.primitive import Types
 from tilekern.kernel.signature import LAUNCH
-from tilekern.kernel.tuned import Key
+from tilekern.kernel.tuned import Entry, Key
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
+from tilekern.lower.backend import OPEN
 from tilekern.lower.lowering import is_refused
 from tilekern.lower.target import Target, backend_of, on_platform
 from tilekern.passes import pipeline
@@ -164,15 +165,34 @@ class Body:
 
     def settings(self, target: Target) -> Mapping[str, Tunable]:
         """Blocks, choices and launch options on a target: the call's, else tuned ones, else the schedule's."""
-        call, table = self.call, self.call.tuned
-        own = self.own_settings(target)
-        if table is None or (call.name, target.full_name, bool(call.definition.derives)) not in table.names:
+        call, own = self.call, self.own_settings(target)
+        if call.tuned is None:
             return own
         if target not in self._tuned:
-            entry = table.entry(self.key(target))
+            entry = self._entry(target)
             settings = {} if entry is None else dict(entry.settings)
             self._tuned[target] = call.signature.check_blocks(settings, "the file of tuned blocks")
         return {**own, **self._tuned[target], **call.options.blocks}
+
+    def emitter(self, target: Target) -> str:
+        """The emitter that a file of tuned blocks chose for a target that leaves it open; "" if it chose none."""
+        entry = self._own_entry(target)
+        return "" if entry is None else entry.emitter
+
+    def _entry(self, target: Target) -> Entry | None:
+        """The entry for a target: its own; else the entry for the open emitter, if that chose the target's emitter."""
+        own = self._own_entry(target)
+        if own is not None or target.emitter == OPEN or OPEN not in target.emitters:
+            return own
+        entry = self._own_entry(replace(target, emitter=OPEN))
+        return entry if entry is not None and entry.emitter == (target.emitter or target.emitters[0]) else None
+
+    def _own_entry(self, target: Target) -> Entry | None:
+        """The entry whose key has the target and its emitter."""
+        call, table = self.call, self.call.tuned
+        if table is None or (call.name, target.full_name, bool(call.definition.derives)) not in table.names:
+            return None
+        return table.entry(self.key(target))
 
     def key(self, target: Target) -> Key:
         """The key of the call in tables of tuned blocks."""

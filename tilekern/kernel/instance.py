@@ -34,6 +34,7 @@ from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.signature import Signature
 from tilekern.kernel.tuned import Key
 from tilekern.kernel.vmapped_rules import stacked, vmapped_jvp, vmapped_transpose
+from tilekern.lower.backend import OPEN
 from tilekern.lower.lowering import Lowering, lower, specialized
 from tilekern.lower.target import DEFAULT, Target, backend_of
 from tilekern.passes.batch import batch, places
@@ -108,6 +109,11 @@ def _no_part(parts: Mapping[str, int]) -> str:
     raise AssertionError(f"parts of a call without a sharding rule: {parts}")
 
 
+def _leaves_open(target: Target) -> str:
+    """No emitter, "": no file of tuned blocks names an emitter."""
+    return ""
+
+
 UNDIVIDED = Divisible(lambda: None, _no_part)
 """For instances without a sharding rule."""
 
@@ -122,6 +128,7 @@ class Instance(Callee):
       launch: returns the launch options on a target that the schedule or the call gives.
       derivatives: the rules for derivatives.
       tuning: the blocks and launch options that may be replaced; None if there are none.
+      emitter: returns the emitter that a file of tuned blocks chose for a target that leaves it open, or "".
     """
 
     types_of_operands: Callable[[], Types]
@@ -129,6 +136,7 @@ class Instance(Callee):
     launch: Callable[[Target], Mapping[str, int]]
     derivatives: Derivatives
     tuning: Tuning | None = None
+    emitter: Callable[[Target], str] = _leaves_open
 
     @property
     def types(self) -> Types:
@@ -154,13 +162,20 @@ class Instance(Callee):
     def served(self, target: Target) -> tuple[Target, Lowering]:
         """The version lowered to a target; for the emitter "auto" by Gluon, if that takes the kernel and is worth it.
 
+        If a file of tuned blocks names the emitter, that one serves. A kernel that Gluon refuses is Triton's all the
+        same, for an entry serves arrays of a range of sizes.
+
         Returns:
           The target with the emitter that serves, and the lowered version.
         """
-        if target.emitter == "auto":
-            special, target = replace(target, emitter="gluon"), replace(target, emitter="")
+        if target.emitter != OPEN:
+            return target, self.lowered(target)
+        emitter = self.emitter(target)
+        special, target = replace(target, emitter="gluon"), replace(target, emitter="")
+        if emitter != target.emitters[0]:
             with suppress(TargetError):  # a saved kernel may have no blocks for it
-                lowering = specialized(self.func(special), special, self.launch(special))
+                func, launch = self.func(special), self.launch(special)
+                lowering = specialized(func, special, launch, always=emitter == special.emitter)
                 if lowering is not None:
                     return special, lowering
         return target, self.lowered(target)
@@ -273,4 +288,5 @@ def batched(of: Instance, size: int, dims: Dims) -> Instance:
         version=version,
         launch=of.launch,
         derivatives=derivatives,
+        emitter=of.emitter,
     )

@@ -195,13 +195,13 @@ def of_function(function: Callable[..., Any]) -> Signature:
     choices = {p.name: values_of(name, p.name, hints.get(p.name), p.default) for p in keywords}
     choices = {name: values for name, values in choices.items() if values is not None}
     statics = {p.name: p.default for p in keywords if p.name not in blocks and p.name not in choices}
-    for reserved in ("target", *LAUNCH):
+    for reserved in ("target", "emitter", *LAUNCH):
         if reserved in statics or reserved in blocks or reserved in choices:
             raise ArgumentError(
                 f"the kernel {name} has a parameter named {reserved}",
                 expected="any other name",
                 got=reserved,
-                fix=f"rename it: {reserved}= of a call says for which machine to lower, or how to launch there",
+                fix=f"rename it: {reserved}= is for the machine to lower for, how to emit, or how to launch there",
             )
     return Signature(name, tuple(arrays), blocks, statics, {n: hints.get(n) for n in statics}, choices)
 

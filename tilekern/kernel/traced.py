@@ -78,6 +78,7 @@ def instance(body: Body) -> Instance:
             body.call.options.blocks,
             lambda: instance(body.for_derivatives(always=True)),
         ),
+        emitter=body.emitter,
     )
     return kernel
 

@@ -50,7 +50,7 @@ class Key:
       extents: for each dim that not only the grid divides, "x[1]", the least power of two that holds it.
       programs: the least power of two that holds the number of programs, 1,024 for more.
       fixed: the blocks, choices and launch options that the call itself gives.
-      target: the target, with its emitter.
+      target: the target, with its emitter; "cuda:sm_90+auto" for calls that leave the emitter open.
       device: the machine, "NVIDIA H100 80GB HBM3"; "" for any machine of the target, which estimates are for.
       versions: of tilekern, jax, and the package that the target compiles with.
     """
@@ -79,6 +79,7 @@ class Entry:
       confidence: the probability that the settings are not slower than the schedule's, by a sign test; None for
         estimates.
       date: the day, "2026-11-26".
+      emitter: the fastest emitter, "gluon", for a key that leaves it open; "" for all other keys.
     """
 
     key: Key
@@ -88,6 +89,7 @@ class Entry:
     default_seconds: float | None
     confidence: float | None
     date: str
+    emitter: str = ""
 
 
 _PAIRS = ("extents", "fixed", "versions")
@@ -96,6 +98,8 @@ _PAIRS = ("extents", "fixed", "versions")
 def _entry_text(entry: Entry) -> str:
     fields = {**vars(entry.key), **vars(entry)}
     del fields["key"]
+    if not entry.emitter:
+        del fields["emitter"]
     return json.dumps({n: dict(v) if n in (*_PAIRS, "settings") else v for n, v in fields.items()})
 
 
@@ -114,7 +118,9 @@ def _entry(fields: Any) -> Entry:
     key = Key(kernel, ir, gradient, extents, programs, _settings(fields["fixed"]), target, device, versions)
     if by not in ("measurement", "estimate"):
         raise ValueError(f"by = {by!r}")
-    default, confidence = fields["default_seconds"], fields["confidence"]
+    default, confidence, emitter = fields["default_seconds"], fields["confidence"], fields.get("emitter", "")
+    if not isinstance(emitter, str):
+        raise TypeError(f"emitter = {emitter!r}")
     return Entry(
         key,
         settings,
@@ -123,6 +129,7 @@ def _entry(fields: Any) -> Entry:
         None if default is None else float(default),
         None if confidence is None else float(confidence),
         str(fields["date"]),
+        emitter,
     )
 
 

@@ -20,6 +20,9 @@ from tilekern.lower.resources import Resources
 from tilekern.lower.rewrite.capabilities import Capabilities
 from tilekern.passes.pipeline import Pass, Rounds
 
+OPEN = "auto"
+"""The emitter of a target that leaves the choice of its emitter to tilekern."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -226,7 +229,8 @@ class Backend:
       targets: the targets that it lowers for.
       lower: lowers a Func that went through the passes of all targets, for a target, with launch options that somebody
         chose. It raises a `TilekernError` for a Func that it refuses.
-      specialize: the same for a target's emitter "gluon"; None if the Func has no such form, or it is not worth it.
+      specialize: the same for a target's emitter "gluon"; None if the Func has no such form, or it is not worth it. The
+        last argument is True for all Funcs of such a form, worth it or not.
       detect: the target of this machine for calls that name none, from a platform, and True if the program is exported,
         so that its code must run elsewhere; None if the backend does not serve such calls. It raises a `TargetError` if
         the machine is too old.
@@ -256,7 +260,7 @@ class Backend:
     name: str
     targets: tuple[Target, ...]
     lower: Callable[[Func, Target, Mapping[str, int]], Lowering]
-    specialize: Callable[[Func, Target, Mapping[str, int]], Lowering | None] | None = None
+    specialize: Callable[[Func, Target, Mapping[str, int], bool], Lowering | None] | None = None
     detect: Callable[[str, bool], Target | None] = _serves_no_platform
     is_here: Callable[[Target], bool] = _on_this_machine
     check_runs_here: Callable[[Target, str], None] = _runs_anywhere

@@ -22,16 +22,17 @@ def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
     return backend_of(target).lower(func, target, launch)
 
 
-def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering | None:
+def specialized(func: Func, target: Target, launch: Mapping[str, int], always: bool = False) -> Lowering | None:
     """Lower a Func to a warp-specialised program; None if it has no such form, does not compile, or is not worth it.
 
     Args:
       func: the Func, with the blocks for that emitter.
       target: the device to run on, with the emitter "gluon".
       launch: launch options that somebody chose.
+      always: True for each Func with such a form that compiles, worth it or not: somebody timed it.
     """
     specialize = backend_of(target).specialize
-    return None if specialize is None else specialize(func, target, launch)
+    return None if specialize is None else specialize(func, target, launch, always)
 
 
 def is_refused(func: Func, target: Target, launch: Mapping[str, int]) -> bool:

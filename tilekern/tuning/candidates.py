@@ -1,16 +1,19 @@
-"""The settings that a search tries: blocks, choices and launch options."""
+"""The settings that a search tries: blocks, choices, launch options, and the emitter where it is open."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
 
 from tilekern.errors import ArgumentError
+from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.signature import Signature
 from tilekern.lang.tiles import describe
+from tilekern.lower.backend import OPEN
 from tilekern.lower.device import device_of
 from tilekern.lower.target import Target
 
@@ -18,6 +21,10 @@ type Settings = Mapping[str, Tunable]
 
 _LAUNCH = {"num_warps": (1, 2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5)}
 _UNSET = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}  # near what backends take if nobody says a number
+
+
+EMITTER = "emitter"
+"""The name in settings of the emitter of a program."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,55 @@ class Space:
             for step in steps:
                 if 0 <= step < len(values) and step != at:
                     yield {**settings, name: values[step]}
+
+
+@dataclass(frozen=True)
+class EmitterSpaces:
+    """The settings of several emitters, each of which has a schedule of its own.
+
+    Attributes:
+      spaces: the space of each emitter.
+    """
+
+    spaces: Mapping[str, Space]
+
+    def near(self, start: Settings) -> Iterator[Settings]:
+        """In turns a setting around `start`, and one of each other emitter, around its schedule's own settings."""
+        first = str(start[EMITTER])
+        blocks = {name: value for name, value in start.items() if name != EMITTER}
+        streams = {first: self.spaces[first].near(blocks)}
+        streams |= {name: chain([s.own], s.near(s.own)) for name, s in self.spaces.items() if name != first}
+        return _in_turns([_of_emitter(name, stream) for name, stream in streams.items()])
+
+
+def _of_emitter(emitter: str, stream: Iterator[Settings]) -> Iterator[Settings]:
+    return ({EMITTER: emitter, **settings} for settings in stream)
+
+
+def _in_turns(streams: Sequence[Iterator[Settings]]) -> Iterator[Settings]:
+    """The first of each stream, the second of each, and so on (the recipe `roundrobin` of itertools)."""
+    turns = map(iter, streams)
+    for remaining in range(len(streams), 0, -1):
+        turns = cycle(islice(turns, remaining))
+        yield from map(next, turns)
+
+
+def emitters(func: Func, target: Target) -> tuple[str, ...]:
+    """The emitters of a target that may take a kernel; () if there is nothing to choose.
+
+    A warp-specialised program multiplies matrices.
+
+    Args:
+      func: the block IR of the kernel.
+      target: the target.
+    """
+    is_open = target.emitter == OPEN and any(isinstance(op, Dot) for op in func.walk())
+    return tuple(name for name in target.emitters if name != OPEN) if is_open else ()
+
+
+def with_emitter(target: Target, emitter: str) -> Target:
+    """The target with one of its emitters; the usual one has no name."""
+    return replace(target, emitter="" if emitter == target.emitters[0] else emitter)
 
 
 def _frozen(settings: Settings) -> tuple[tuple[str, str], ...]:
@@ -91,8 +147,13 @@ def _sizes(own: Tunable, most: int) -> Sequence[Tunable]:
     return sorted({*powers, most, *([own] if isinstance(own, int) else [])})
 
 
-def given(candidates: object, signature: Signature) -> list[Settings]:
+def given(candidates: object, signature: Signature, emitters: Sequence[str] = ()) -> list[Settings]:
     """The candidates of a user: a sequence of settings, or by name the values of which all combinations are meant.
+
+    Args:
+      candidates: what the user gives.
+      signature: the parameters of the kernel.
+      emitters: the emitters that a candidate may name; a candidate that names none is tried with each.
 
     Raises:
       ArgumentError: there are none, or they do not fit the kernel.
@@ -105,7 +166,24 @@ def given(candidates: object, signature: Signature) -> list[Settings]:
             got=f"candidates = {describe(candidates)}",
             fix="leave candidates out to search around the schedule's own",
         )
-    return [signature.check_blocks(row, "candidates") for row in rows]
+    if not emitters:
+        return [signature.check_blocks(row, "candidates") for row in rows]
+    return [settings for row in rows for settings in _with_each(row, signature, emitters)]
+
+
+def _with_each(row: Settings, signature: Signature, emitters: Sequence[str]) -> Iterator[Settings]:
+    blocks = {name: value for name, value in row.items() if name != EMITTER}
+    checked = signature.check_blocks(blocks, "candidates")
+    named = [row[EMITTER]] if EMITTER in row else emitters
+    for emitter in named:
+        if emitter not in emitters:
+            raise ArgumentError(
+                "candidates name an emitter that the target does not have",
+                expected=f"one of {', '.join(map(repr, emitters))}",
+                got=f"emitter = {describe(emitter)}",
+                fix="leave the emitter out to try each",
+            )
+        yield {EMITTER: str(emitter), **checked}
 
 
 def _rows(candidates: object) -> list[dict[str, Tunable]] | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.tuned import Entry, Key, Tuned
 from tilekern.testing.report import table
-from tilekern.tuning.candidates import Settings
+from tilekern.tuning.candidates import EMITTER, Settings
 from tilekern.tuning.search import Outcome
 
 
@@ -34,9 +34,15 @@ class Row:
     def entry(self) -> Entry:
         """The entry for a file."""
         outcome, today = self.outcome, time.strftime("%Y-%m-%d")
-        settings: tuple[tuple[str, Tunable], ...] = tuple(outcome.best.items())
         sure = outcome.confidence
-        return Entry(self.key, settings, self.by, outcome.seconds, outcome.own_seconds, sure, today)
+        return Entry(
+            self.key, _blocks(outcome.best), self.by, outcome.seconds, outcome.own_seconds, sure, today, self.emitter
+        )
+
+    @property
+    def emitter(self) -> str:
+        """The fastest emitter; "" where there was none to choose."""
+        return str(self.outcome.best.get(EMITTER, ""))
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,12 @@ class Result:
     @property
     def best(self) -> dict[str, Tunable]:
         """The fastest settings of the kernel itself."""
-        return dict(self.rows[0].outcome.best)
+        return dict(_blocks(self.rows[0].outcome.best))
+
+    @property
+    def emitter(self) -> str:
+        """The fastest emitter of the kernel itself, which `best` is for; "" where there was none to choose."""
+        return self.rows[0].emitter
 
     @property
     def gain(self) -> float:
@@ -94,6 +105,11 @@ class Result:
             lines.append(f"{row.key.kernel}: {outcome.tried} tried; {_shown(row.own)} → {_shown(outcome.best)}")
             lines += [f"  left out ({count}): {reason}" for reason, count in list(outcome.refused.items())[:3]]
         return "\n".join(lines)
+
+
+def _blocks(settings: Settings) -> tuple[tuple[str, Tunable], ...]:
+    """The settings without the emitter."""
+    return tuple((name, value) for name, value in settings.items() if name != EMITTER)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilekern.errors import TargetError, TilekernError
 from tilekern.testing.benchmark import SAMPLE, confidence
-from tilekern.tuning.candidates import Settings, Space
+from tilekern.tuning.candidates import EmitterSpaces, Settings, Space
 from tilekern.tuning.children import Children
 
 SURE = 0.95
@@ -90,7 +90,7 @@ class Search:
     def __init__(
         self,
         text: Callable[[Settings], str],
-        space: Space | Sequence[Settings],
+        space: Space | EmitterSpaces | Sequence[Settings],
         own: Settings,
         children: Children,
         folder: Path,
@@ -134,7 +134,7 @@ class Search:
     def _batches(self) -> Iterator[list[Candidate]]:
         """Batches of candidates, without end of time: at least one is tried."""
         size = max(2 * self._children.count, 4)
-        if not isinstance(self._space, Space):
+        if not isinstance(self._space, Space | EmitterSpaces):
             remaining = iter(self._space)
             while batch := list(itertools.islice(remaining, size)):
                 yield list(map(Candidate, batch))

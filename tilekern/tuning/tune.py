@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,20 @@ import jax
 import numpy as np
 
 from tilekern import _jax, _machine
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, TilekernError
 from tilekern.kernel.composite import called
 from tilekern.kernel.file_format import encode
 from tilekern.kernel.instance import Instance, Tuning
 from tilekern.kernel.interface import of_flat_arrays
 from tilekern.kernel.stages import Traced
 from tilekern.kernel.tuned import untuned
+from tilekern.lower.backend import OPEN
 from tilekern.lower.target import TARGETS, Target, backend_of, on_platform, resolve
 from tilekern.testing.calls import Call
 from tilekern.testing.layouts import known_to
 from tilekern.testing.report import Progress
 from tilekern.testing.tolerance import in_float64
-from tilekern.tuning.candidates import Settings, given, space
+from tilekern.tuning.candidates import EMITTER, EmitterSpaces, Settings, Space, emitters, given, space, with_emitter
 from tilekern.tuning.children import Children
 from tilekern.tuning.result import Result, Row
 from tilekern.tuning.search import Search
@@ -64,11 +66,15 @@ class Request:
 def target_of(name: str | None) -> Target:
     """The target that a user names; None for that of this machine.
 
+    A target of several emitters leaves the emitter open, unless the name has one, "cuda:sm_90+triton".
+
     Raises:
       TargetError: there is no such target.
     """
     target = on_platform(_machine.default_platform(), None) if name is None else resolve(name)
-    return replace(target, fallback=TARGETS[target.name].fallback)
+    target = replace(target, fallback=TARGETS[target.name].fallback)
+    is_open = OPEN in target.emitters and name is not None and "+" not in name
+    return replace(target, emitter=OPEN) if is_open else target
 
 
 def check_budget(budget: object) -> float:
@@ -151,12 +157,11 @@ class Subject:
 
     def tuned(self, end: float) -> Row:
         """The fastest settings, found until `end`."""
-        tuning, target = self._tuning, self.request.target
-        own, key = tuning.settings(target), tuning.key(target)
+        tuning, target = self._tuning, self.target
+        key, choices = tuning.key(target), self._emitters
+        own, around = self._around(choices)
         chosen = self.request.candidates if not self.gradient else None
-        func = self.kernel.func(target)
-        settings = given(chosen, tuning.signature) if chosen is not None else None
-        around = space(tuning.signature, own, tuning.fixed, func, target)
+        settings = given(chosen, tuning.signature, choices) if chosen is not None else None
         title = f"{self.kernel.name} on {target.full_name}"
         budget = max(end - time.monotonic(), 0.0)
         bar = Progress(title, round(budget), self.request.progress)
@@ -180,6 +185,40 @@ class Subject:
         return Row(key, own, outcome, "measurement" if self.request.runs else "estimate")
 
     @property
+    def target(self) -> Target:
+        """The target of the request; its emitter is open only where several emitters may take the kernel."""
+        target = self.request.target
+        return target if target.emitter != OPEN or self._emitters else replace(target, emitter="")
+
+    @property
+    def _emitters(self) -> tuple[str, ...]:
+        """The emitters to choose from; none for a derived gradient, whose kernels may want different ones."""
+        return () if self.gradient else emitters(self.kernel.func(self.request.target), self.request.target)
+
+    def _around(self, choices: Sequence[str]) -> tuple[Settings, Space | EmitterSpaces]:
+        """The schedule's own settings, and the space around them.
+
+        Args:
+          choices: the emitters to choose from, the usual one first; () for the target's own.
+        """
+        if not choices:
+            around = self._space(self.target)
+            return around.own, around
+        usual, *special = choices
+        spaces = {usual: self._space(with_emitter(self.target, usual))}
+        for emitter in special:
+            with suppress(TilekernError):  # the kernel has no blocks for it
+                spaces[emitter] = self._space(with_emitter(self.target, emitter))
+        served = usual
+        with suppress(TilekernError):  # the schedule's own settings are refused
+            served = self.kernel.served(self.target)[0].emitter or usual
+        return {EMITTER: served, **spaces[served].own}, EmitterSpaces(spaces)
+
+    def _space(self, target: Target) -> Space:
+        tuning = self._tuning
+        return space(tuning.signature, tuning.settings(target), tuning.fixed, self.kernel.func(target), target)
+
+    @property
     def _tuning(self) -> Tuning:
         tuning = self.kernel.tuning
         if tuning is not None:
@@ -193,8 +232,10 @@ class Subject:
 
     def _text(self, settings: Settings) -> str:
         """The saved kernel with some settings, as a function of flat arrays."""
-        target = self.request.target
-        kernel = self._tuning.varied(settings, target)
+        target, blocks = self.target, dict(settings)
+        if EMITTER in blocks:
+            target = with_emitter(target, str(blocks.pop(EMITTER)))
+        kernel = self._tuning.varied(blocks, target)
         return encode(kernel, of_flat_arrays(kernel, target), target, [target.full_name])
 
     def gradient_subjects(self) -> list[Subject]:
@@ -221,7 +262,7 @@ class Subject:
         for number, (leaf, is_given) in enumerate(zip(self.leaves, has_numbers, strict=True)):
             if is_given:
                 np.asarray(leaf).tofile(folder / f"argument-{number}")
-        names = [p.name for p in self.kernel.func(self.request.target).inputs]
+        names = [p.name for p in self.kernel.func(self.target).inputs]
         extents = {n: np.asarray(x).tolist() for n, x in zip(names, self.leaves, strict=False) if _is_extent(x)}
         uses_reference = runs and reference is not None and self.call is not None
         estimates = not runs or self.request.target.platform == "cpu"

@@ -19,14 +19,17 @@ def _lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
     return TritonLowering(func, target, launch)
 
 
-def _specialize(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering | None:
-    """Lower a Func to a warp-specialised program; None if it has no such form, does not compile, or is not worth it."""
+def _specialize(func: Func, target: Target, launch: Mapping[str, int], always: bool) -> Lowering | None:
+    """Lower a Func to a warp-specialised program; None if it has no such form, does not compile, or is not worth it.
+
+    With `always` it is taken as worth it.
+    """
     from tilekern.lower.triton.gluon.choice import pays
     from tilekern.lower.triton.lowering import TritonLowering
 
     try:
         lowering = TritonLowering(func, target, launch)
-        if not pays(func, lowering.program, lowering.chip):
+        if not always and not pays(func, lowering.program, lowering.chip):
             return None
         with suppress(DependencyError):  # without Triton there is the text
             lowering.compile()

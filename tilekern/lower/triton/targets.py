@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tilekern import _machine
 from tilekern.errors import TargetError
-from tilekern.lower.backend import Target
+from tilekern.lower.backend import OPEN, Target
 
 BACKEND_NAME = "triton"
 
@@ -14,7 +14,7 @@ CUSTOM_CALL = "triton_kernel_call_ffi"
 """The name of jaxlib's custom call that launches Triton's code."""
 
 # "auto" is Gluon where a kernel has a warp-specialised form that is worth it.
-_EMITTERS = ("triton", "gluon", "auto")
+_EMITTERS = ("triton", "gluon", OPEN)
 _WARP_SPECIALIZED = ("sm_90",)
 
 
@@ -58,7 +58,7 @@ def detect(platform: str, exporting: bool) -> Target | None:
             fix='call with target="cpu:xla": the portable backend runs on every GPU of JAX',
         )
     target = NVIDIA.get(f"cuda:sm_{capability}", _PORTABLE)
-    return replace(target, emitter="auto") if "auto" in target.emitters else target
+    return replace(target, emitter=OPEN) if OPEN in target.emitters else target
 
 
 def is_here(target: Target) -> bool:
