@@ -157,12 +157,32 @@ def test_torch_is_imported_by_the_first_wrap() -> None:
     )
 
 
-def test_a_second_derivative_is_refused() -> None:
+def test_derivatives_of_higher_order_are_those_of_jax() -> None:
+    def cubed(x: Any, y: Any) -> Any:
+        return square(x) * x * y
+
+    x, y = tensor(5, requires_grad=True), tensor(5, seed=1, requires_grad=True)
+    (first,) = torch.autograd.grad(tilekern.torch.wrap(cubed)(x, y=y).sum(), x, create_graph=True)
+    second = torch.autograd.grad(first.sum(), (x, y), create_graph=True)
+    (third,) = torch.autograd.grad(second[0].sum(), y)
+    for computed, expected in ((first, 3 * x**2 * y), (second[0], 6 * x * y), (second[1], 3 * x**2), (third, 6 * x)):
+        torch.testing.assert_close(computed, expected)
+
+
+def test_second_derivatives_by_finite_differences() -> None:
+    with jax.enable_x64(True):
+        x, weight = (tensor(3, n, seed=n, dtype=torch.float64, requires_grad=True) for n in (5, 5))
+        normed = tilekern.torch.wrap(lambda x, weight: rms_norm(x, weight[0]))
+        assert torch.autograd.gradgradcheck(normed, (x, weight))
+
+
+def test_second_derivatives_beside_results_of_integers_and_none() -> None:
     x = tensor(4, requires_grad=True)
-    y = tilekern.torch.wrap(square)(x).sum()
-    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"no autograd formula|does not require grad"):
-        torch.autograd.grad(gradient.sum(), x)
+    half, sign, none = tilekern.torch.wrap(lambda x: (*halves(square(x)), None))(x)
+    (first,) = torch.autograd.grad((half**2).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert none is None and sign.dtype == torch.int32
+    torch.testing.assert_close(second, 3 * x.detach() ** 2)
 
 
 def test_a_dtype_that_jax_would_narrow() -> None:

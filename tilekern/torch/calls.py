@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import jax
@@ -78,17 +79,9 @@ class Call:
 
         def forward(*arrays: Any) -> tuple[list[Any], list[Any]]:
             """The results, and the leaves of the function that maps cotangents of results to gradients."""
-            moving = [array for array, needs in zip(arrays, self.key.needs, strict=True) if needs]
-            if not moving:
+            if not any(self.key.needs):
                 return self._results(arrays), []
-
-            def of_moving(*moved: Any) -> list[Any]:
-                rest = iter(moved)
-                return self._results(
-                    [next(rest) if needs else array for array, needs in zip(arrays, self.key.needs, strict=True)]
-                )
-
-            results, pullback = cast("Any", jax.vjp)(of_moving, *moving)  # its result is declared in part
+            results, pullback = self._pullback(arrays)
             trees[:] = [jax.tree.structure(pullback)]
             return results, jax.tree.leaves(pullback)
 
@@ -104,14 +97,38 @@ class Call:
         def backward(arrays: Sequence[Any], returned: Sequence[Any], cotangents: Sequence[Any]) -> Any:
             values, own = [*arrays, *returned[:count]], iter(returned[count:])
             leaves = [next(own) if source is None else values[source] for source in sources]
-            given = [
-                c if jnp.issubdtype(r.dtype, jnp.inexact) else np.zeros(r.shape, jax.dtypes.float0)
-                for r, c in zip(returned[:count], cotangents, strict=True)
-            ]
-            return jax.tree.unflatten(trees[0], leaves)(given)
+            pairs = zip(returned[:count], cotangents, strict=True)
+            return jax.tree.unflatten(trees[0], leaves)([c if is_inexact(r) else _nothing(r) for r, c in pairs])
 
         returned = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in jax.eval_shape(run, *types)]
         return Plan(tuple(returned[:count]), tuple(returned[count:]), jax.jit(run), jax.jit(backward))
+
+    @cached_property
+    def gradient(self) -> Callable[..., tuple[jax.Array, ...]]:
+        """The backward pass as a function of the arrays, then of the cotangents of all results that are no integers.
+
+        It computes the forward pass again, so that derivatives by the arrays are complete. It returns the gradients of
+        the arrays that need one.
+        """
+
+        def gradient(*operands: Any) -> tuple[jax.Array, ...]:
+            arrays, cotangents = operands[: len(self.key.needs)], iter(operands[len(self.key.needs) :])
+            results, pullback = self._pullback(arrays)
+            return tuple(pullback([next(cotangents) if is_inexact(r) else _nothing(r) for r in results]))
+
+        gradient.__name__ = f"gradient_of_{name_of(self.key.function)}"
+        return gradient
+
+    def _pullback(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+        """The results, and the function from their cotangents to the gradients of the arrays that need one."""
+        needs = self.key.needs
+
+        def of_moving(*moved: Any) -> list[Any]:
+            moving = iter(moved)
+            return self._results([next(moving) if n else array for array, n in zip(arrays, needs, strict=True)])
+
+        vjp = cast("Any", jax.vjp)  # its result is declared in part
+        return vjp(of_moving, *(array for array, n in zip(arrays, needs, strict=True) if n))
 
     def _results(self, arrays: Sequence[Any]) -> list[Any]:
         arguments = {**dict(self.key.static), **dict(zip(self.key.arrays, arrays, strict=True))}
@@ -130,6 +147,16 @@ class Call:
                 fix="wrap a function that returns a tuple",
             )
         return arrays_only
+
+
+def is_inexact(result: Any) -> bool:
+    """True for an array of floats or complex numbers, which has a cotangent."""
+    return jnp.issubdtype(result.dtype, jnp.inexact)
+
+
+def _nothing(result: Any) -> Any:
+    """The cotangent of an array of integers."""
+    return np.zeros(result.shape, jax.dtypes.float0)
 
 
 def name_of(function: Callable[..., Any]) -> str:

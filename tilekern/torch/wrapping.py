@@ -32,8 +32,9 @@ def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
     memory with JAX's arrays by DLPack; a tensor that is not contiguous is copied. All other arguments are static. The
     results are tensors: one, or a tuple, in which None stays.
 
-    `backward()` and `torch.autograd.grad` run the derivatives of JAX, of the first order. `torch.compile` takes calls
-    whose static arguments are constants of Python, and compiles anew for other shapes.
+    `backward()` and `torch.autograd.grad` run the derivatives of JAX, of any order: with `create_graph=True` the
+    backward pass computes the forward pass again. `torch.compile` takes calls whose static arguments are constants of
+    Python, and compiles anew for other shapes; it takes derivatives of the first order.
 
     Args:
       function: a kernel, an op, or any JAX function of arrays that returns an array or a tuple of arrays and None.
@@ -155,12 +156,16 @@ def operators() -> Operators:
     def gradients(ctx: Any, cotangents: Any) -> Any:
         tensors, returned = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         made: Call = _CALLS[int(ctx.number)]
-        results = sum(made.present)
+        results = returned[: sum(made.present)]
         filled = [
             torch.zeros_like(result) if cotangent is None else cotangent
-            for result, cotangent in zip(returned[:results], cotangents[:results], strict=True)
+            for result, cotangent in zip(results, cotangents[: len(results)], strict=True)
         ]
-        moving = iter(backward(list(tensors), list(returned), filled, ctx.number))
+        if torch.is_grad_enabled():  # by create_graph=True
+            floats = [c for result, c in zip(results, filled, strict=True) if _is_inexact(result)]
+            moving = iter(wrap(made.gradient)(*tensors, *floats))
+        else:
+            moving = iter(backward(list(tensors), list(returned), filled, ctx.number))
         return [next(moving) if needs else None for needs in made.key.needs], None
 
     call_saving.register_autograd(gradients, setup_context=save)
@@ -191,6 +196,10 @@ def _fake_backward(tensors: Sequence[Any], returned: Any, cotangents: Any, numbe
     torch = torch_module()
     needs = _CALLS[number].key.needs
     return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t, n in zip(tensors, needs, strict=True) if n]
+
+
+def _is_inexact(tensor: Any) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _type(tensor: Any) -> jax.ShapeDtypeStruct:
