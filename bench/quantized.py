@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.llvm.peak import host
+from bench.llvm.peak import host, peak, share
 from bench.result import Result
 from bench.timing import Contestant, by_round, clock, take_turns
 from tilekern.kernels import QuantizedArray, quantized_matmul
@@ -31,21 +31,24 @@ _ROUNDS = 21
 def measure() -> Iterator[Result]:
     """All results of this file; none on a CPU that "cpu:llvm" has no code for."""
     if host() is not None:
-        yield _many_rows()
+        yield from _many_rows()
         yield from _one_row()
 
 
-def _many_rows() -> Result:
-    """int8 × int8 with scales of rows and columns, and float32."""
+def _many_rows() -> Iterator[Result]:
+    """int8 × int8 with scales of rows and columns, beside float32, and beside the peak of products of fours."""
     x, w = (jax.random.normal(key, (_SIZE, _SIZE)) for key in jax.random.split(jax.random.key(0)))
     left, right = QuantizedArray.quantize(x, "int8", axis=1), QuantizedArray.quantize(w, "int8", axis=0)
     ours, theirs = (jax.jit(partial(f, target="cpu:llvm")) for f in (quantized_matmul, matmul))
     clocks = {"ours": clock(lambda: ours(left, right)), "theirs": clock(lambda: theirs(x, w))}
-    times = take_turns(clocks, _ROUNDS)
+    loop = peak("int8")
+    times = take_turns(clocks if loop is None else {**clocks, "peak": loop.seconds}, _ROUNDS)
     ms = {who: statistics.median(seconds) * 1e3 for who, seconds in times.items()}
     name = f"quantized_matmul {_SIZE}³, int8 × int8, to float32"
     ratio = by_round(times["ours"], times["theirs"])
-    return Result(name, "ms", ms["ours"], INT8_RATIO_LIMIT, "ratio", ms["theirs"], ratio)
+    yield Result(name, "ms", ms["ours"], INT8_RATIO_LIMIT, "ratio", ms["theirs"], ratio)
+    if loop is not None:
+        yield share(f"{name}, of the peak", 2 * _SIZE**3, times["ours"], loop, times["peak"], None)
 
 
 def _one_row() -> Iterator[Result]:

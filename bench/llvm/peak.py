@@ -21,7 +21,9 @@ def measure() -> Iterator[Result]:
     if machine is None:
         return
     names = {"1 thread": 1, f"{THREADS} threads": THREADS}
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.multiplies_bfloat16 else ("float32",)
+    bfloat16: tuple[DType, ...] = ("bfloat16",) if machine.multiplies_bfloat16 else ()
+    int8: tuple[DType, ...] = ("int8",) if has_fours(machine) else ()
+    dtypes: tuple[DType, ...] = ("float32", *bfloat16, *int8)
     peaks = {f"peak {dtype}, {n}": timed for dtype in dtypes for n, t in names.items() if (timed := peak(dtype, t))}
     times = take_turns({name: timed.seconds for name, timed in peaks.items()})
     for name, timed in peaks.items():
@@ -40,12 +42,22 @@ def host() -> Machine | None:
 
 @cache
 def peak(dtype: str, threads: int = THREADS, seconds: float = SECONDS) -> Peak | None:
-    """The loop for a dtype; float32's for bfloat16 without products of bfloat16; None without a machine."""
+    """The loop for a dtype; float32's for bfloat16 without products of bfloat16; None without a machine.
+
+    None, too, for int8 without products of fours.
+    """
     machine = host()
     if machine is None:
         return None
+    if dtype == "int8":
+        return Peak(machine, "int8", threads, seconds) if has_fours(machine) else None
     halved = dtype == "bfloat16" and machine.multiplies_bfloat16
     return Peak(machine, "bfloat16" if halved else "float32", threads, seconds)
+
+
+def has_fours(machine: Machine) -> bool:
+    """True if int8 is multiplied in fours of x86-64, whose peak is measured."""
+    return machine.has_int8_fours and machine.is_x86 and not machine.has_int8_tiles
 
 
 def share(

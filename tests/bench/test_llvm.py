@@ -34,6 +34,7 @@ MACHINES = {
         "sapphirerapids",
         AVX512 | dict.fromkeys(("avx512bf16", "amx-tile", "amx-bf16"), True),
     ),
+    "vnni": ("x86_64-unknown-linux-gnu", "znver4", AVX512 | {"avx512vnni": True}),
     "neon": ("aarch64-unknown-linux-gnu", "neoverse-v2", {"neon": True}),
 }
 SMALL = Attention(64, 2, 32, "float32", causal=True)
@@ -95,6 +96,7 @@ def test_benchmarks_are_chosen_by_name_or_by_what_stands_before_the_dot() -> Non
         ("avx512", "float32", "vfmadd"),
         ("avx512", "bfloat16", "vdpbf16ps"),
         ("amx", "bfloat16", "tdpbf16ps"),
+        ("vnni", "int8", "vpdpbusd"),
         ("neon", "float32", "fmla"),
     ],
 )

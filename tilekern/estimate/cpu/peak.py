@@ -16,7 +16,7 @@ from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.gemm.tiles import BLOCK, TILE, Strides, TileKernel
 from tilekern.lower.llvm.runtime.machine import Machine
 
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "int8"]
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 """The number of threads of XLA's pool."""
@@ -25,6 +25,9 @@ SECONDS = 0.1
 """The time that a call of the loop takes."""
 
 _TILE_SUMS = 4  # tile registers that hold sums
+
+_PER_WORD: dict[DType, int] = {"float32": 1, "bfloat16": 2, "int8": 4}
+"""Products that are added up in a lane of 32 bits by one instruction."""
 
 
 class Peak:
@@ -43,12 +46,12 @@ class Peak:
         address = self._engine.get_function_address("peak")
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address)
         numbers = np.random.default_rng(0).standard_normal((threads, 1024), np.float32)
-        self._operands = numbers.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else numbers
+        self._operands = numbers.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else numbers  # bytes have any bits
         self._pool = ThreadPoolExecutor(threads)
         self._iterations = 10_000
         self.seconds()
         self._iterations = max(1, int(self._iterations * seconds / self.seconds()))
-        of_iteration = 2 * machine.lanes * (1 + (dtype == "bfloat16")) * _chains(machine)
+        of_iteration = 2 * machine.lanes * _PER_WORD[dtype] * _chains(machine)
         if dtype == "bfloat16" and machine.has_bfloat16_tiles:
             of_iteration = _TILE_SUMS * 2 * 16 * 16 * 32
         self.flops = float(of_iteration * self._iterations * threads)
@@ -67,24 +70,20 @@ class Peak:
 def loop(machine: Machine, dtype: DType) -> str:
     """LLVM IR of `void peak(i64 iterations, ptr operands)`; the sums are stored after both operands.
 
-    For bfloat16 the machine must have products of pairs, or of tiles.
+    For bfloat16 the machine must have products of pairs, or of tiles; for int8 those of fours of x86-64.
     """
     if dtype == "bfloat16" and machine.has_bfloat16_tiles:
         return _loop_of_tiles()
-    sums = f"<{machine.lanes} x float>"
-    if dtype == "bfloat16":
-        factors, function = (
-            f"<{2 * machine.lanes} x bfloat>",
-            f"@llvm.x86.avx512bf16.dpbf16ps.{machine.vector_bytes * 8}",
-        )
-        operands, parameters = "{s} {total}, {f} %x, {f} %y", f"{sums}, {factors}, {factors}"
-    else:
-        factors, function = sums, f"@llvm.fma.v{machine.lanes}f32"
+    sums, add = (f"<{machine.lanes} x i32>", "add") if dtype == "int8" else (f"<{machine.lanes} x float>", "fadd")
+    factors, function = _instruction(machine, dtype)
+    if dtype == "float32":
         operands, parameters = "{f} %x, {f} %y, {s} {total}", f"{sums}, {sums}, {sums}"
+    else:
+        operands, parameters = "{s} {total}, {f} %x, {f} %y", f"{sums}, {factors}, {factors}"
     count = range(_chains(machine))
     phis = [f"  %a{n} = phi {sums} [zeroinitializer, %entry], [%b{n}, %loop]" for n in count]
     calls = [f"  %b{n} = call {sums} {function}({operands.format(s=sums, f=factors, total=f'%a{n}')})" for n in count]
-    totals = [f"  %s{n} = fadd {sums} %{f's{n - 1}' if n > 1 else 'b0'}, %b{n}" for n in count[1:]]
+    totals = [f"  %s{n} = {add} {sums} %{f's{n - 1}' if n > 1 else 'b0'}, %b{n}" for n in count[1:]]
     loads = [
         f"  %x = load {factors}, ptr %operands, align 2",
         f"  %next = getelementptr i8, ptr %operands, i64 {machine.vector_bytes}",
@@ -96,6 +95,18 @@ def loop(machine: Machine, dtype: DType) -> str:
         f"  store {sums} %s{count[-1]}, ptr %result, align 2",
     ]
     return _program(loads, [*phis, *calls], stores, [f"declare {sums} {function}({parameters})"])
+
+
+def _instruction(machine: Machine, dtype: DType) -> tuple[str, str]:
+    """The type of the factors, and the intrinsic that multiplies and adds."""
+    bits = machine.vector_bytes * 8
+    match dtype:
+        case "float32":
+            return f"<{machine.lanes} x float>", f"@llvm.fma.v{machine.lanes}f32"
+        case "bfloat16":
+            return f"<{2 * machine.lanes} x bfloat>", f"@llvm.x86.avx512bf16.dpbf16ps.{bits}"
+        case "int8":
+            return f"<{4 * machine.lanes} x i8>", f"@llvm.x86.avx512.vpdpbusd.{bits}"
 
 
 def _loop_of_tiles() -> str:
