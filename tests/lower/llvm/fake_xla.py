@@ -12,7 +12,7 @@ import numpy as np
 P, I64, I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 FUNCTION = ctypes.CFUNCTYPE(P, P)
 ERROR = 0x1234  # what a function of the API returns when it fails
-DTYPES = {"float32": 11, "int8": 2, "int64": 5, "complex64": 15}
+DTYPES = {"float32": 11, "int8": 2, "int32": 4, "int64": 5, "complex64": 15}
 
 
 def struct(*fields: tuple[str, Any]) -> type[Any]:

@@ -38,6 +38,12 @@ by side, too. With 4, rg_lru in chunks of 64 rows takes 0.6 of the time with 1; 
 2026-11-25.
 """
 
+LOOKUP_OPS = 3
+"""Ops for each lane from which on a function of 4 bits is looked up in a register.
+
+To look up takes two instructions for a vector of float32: to widen the bytes, and the lookup. Chosen on 2026-11-28.
+"""
+
 # --- matrix products -------------------------------------------------------------------------------------------------
 
 MAX_GEMV_ROWS = 4

@@ -46,6 +46,13 @@ class Module:
         self._globals.append(f'@{name} = private constant [{len(escaped) // 3} x i8] c"{escaped}", align 64')
         return Reg(f"@{name}", PTR)
 
+    def zeros(self) -> Reg:
+        """The address of 128 zero bytes: as many as the longest vector has, 16 float64."""
+        if "nothing" not in self._names:
+            self._names["nothing"] = 1
+            self._globals.append("@nothing = private constant [128 x i8] zeroinitializer, align 64")
+        return Reg("@nothing", PTR)
+
     def variable(self, name: str, type: Type) -> Reg:
         """The address of a global number, initially 0. The same name gives the same variable."""
         if name not in self._names:

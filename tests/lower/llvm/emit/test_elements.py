@@ -168,3 +168,27 @@ def test_chains_of_fused_ops_are_longer_than_the_stack_of_python(steps: int) -> 
     w, x = (random.integers(-9, 9, shape).astype(np.int32) for shape in ((7,), (12, 32)))
     (found,) = LlvmLowering(func).interpret(w, x)
     np.testing.assert_array_equal(found, interpret(func, w, x)[0])
+
+
+# Rows that a table names, of which some are no rows of the array: all lanes of such a row are 0.
+NAMED = """
+func @named(%x: ref<{dtype}[5, 40], in>, %table: ref<i32[6], in>, %out: ref<{dtype}[6, 40], out>) {{
+  grid %i in i[6 by 1]
+  %0 = load %table[%i] : i32[]
+  %1 = load %x[%0, 0 +: 40] : {dtype}[40]
+  store %1 to %out[%i, 0 +: 40]
+}}"""
+
+
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64", "bool"])
+def test_rows_that_are_in_bounds_or_not(dtype: str) -> None:
+    """Without AVX-512 no load is masked: the row, or zeros, are loaded."""
+    func = parse(NAMED.format(dtype=dtype))
+    x = (np.arange(5 * 40) % 60 + 1).astype(func.inputs[0].ref.dtype).reshape(5, 40)
+    table = np.array([3, -1, 0, 5, 4, 2**31 - 1], np.int32)
+    (wanted,) = interpret(func, x, table)
+    for machine in (None, *here()):
+        lowering = LlvmLowering(func, machine)
+        (found,) = run(lowering, [x, table])
+        np.testing.assert_array_equal(found, wanted)
+        assert ("masked.load" in lowering.text) == (lowering.machine.vector_bytes == 64)

@@ -49,3 +49,34 @@ def test_every_line_of_the_next_tile(monkeypatch: pytest.MonkeyPatch, rows: int,
     assert (tile[:, ::16] > 0).all()
     assert np.count_nonzero(tile) == tile[:, ::16].size
     assert (fetched[:, :BLOCK] == 0).all() if turned else (fetched[:BLOCK] == 0).all()
+
+
+@tk.kernel(out_type=lambda x, pages, table, turned: jax.ShapeDtypeStruct((x.shape[0], x.shape[1]), x.dtype))
+def of_pages(x: tk.Ref, pages: tk.Ref, table: tk.Ref, out: tk.Ref, *, turned: bool) -> None:
+    """The products of a few rows with the first page of a table."""
+
+    def step(n: tk.Tile, acc: jax.Array) -> jax.Array:
+        page = pages[table[n.index]]
+        return tk.dot(x[...], page.T if turned else page, acc)
+
+    out[...] = tk.fold(tk.serial(table.shape[0], 1, stop=1), step, jnp.zeros(out.shape, out.dtype))
+
+
+@pytest.mark.parametrize(("table", "following"), [([1, 3, 0], 3), ([2], 2)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_every_line_of_the_next_page_of_a_table(
+    monkeypatch: pytest.MonkeyPatch, table: list[int], following: int, turned: bool
+) -> None:
+    """The number of the page is read from the table, but not beyond its end: there the last page counts."""
+
+    def mark(code: Code, address: Reg) -> None:
+        code.store(code.binary("fadd", code.load(F32, address), 1.0), address)
+
+    monkeypatch.setattr(Code, "prefetch", mark)
+    x, pages, numbers = np.ones((4, 32), np.float32), np.zeros((4, 32, 32), np.float32), np.array(table, np.int32)
+    out = np.zeros((4, 32), np.float32)
+    address = handler(LlvmLowering(of_pages.trace(x, pages, numbers, turned=turned).ir).program)
+    FakeXla().call(address, [x, pages, numbers], [out])
+    lines = pages.reshape(4, -1)[:, ::16]
+    assert (lines[following] > 0).all()
+    assert np.count_nonzero(pages) == lines[following].size

@@ -6,8 +6,9 @@ forgotten at its end, where they need not have been computed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 from tilekern.ir.analysis.ranges import analyze, digit_interval
@@ -20,6 +21,8 @@ from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index, Request, is_virtual, linear, operand_coords, register
 from tilekern.lower.llvm.element_types import element_constant, from_memory, memory_type, to_memory
 from tilekern.lower.llvm.emit import elementwise
+from tilekern.lower.llvm.emit.digits import digit_of
+from tilekern.lower.llvm.emit.lookups import Lookups, look_up
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I32, I64, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.plan.steps import Buffer, Expressions
@@ -50,6 +53,7 @@ class Elements:
         self._scopes: list[dict[Any, Reg]] = [{}]
         self._data: dict[Value, Reg] = {}
         self._flushing = elementwise.only_multiplied(func)
+        self._lookups = Lookups(func, code.module.machine)
 
     # --- the cache ---
 
@@ -60,7 +64,8 @@ class Elements:
         yield
         self._scopes.pop()
 
-    def _cached(self, key: Any, make: Any) -> Reg:
+    def cached(self, key: Any, make: Callable[[], Reg]) -> Reg:
+        """The number of a key, which `make` computes unless it is known."""
         element = self._known(key)
         if element is None:
             element = self._scopes[-1][key] = make()
@@ -101,6 +106,8 @@ class Elements:
         op = self.expressions.definition[value]
         if isinstance(op, Load):
             return []
+        if (lookup := self._lookups.of(request)) is not None:
+            return [Request.of(lookup.leaf, coords, lanes)]
         return [Request.of(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)]
 
     def hoist(self, values: Iterable[Value], outer: Coords, inner: str) -> None:
@@ -138,6 +145,8 @@ class Elements:
                 return self.load_access(op, coords, lanes)
             case _:
                 operands = [self.element(*x) for x in self._operands(request)]
+                if (lookup := self._lookups.of(request)) is not None:
+                    return look_up(self.code, lookup, operands[0])
                 if not isinstance(op, elementwise.KINDS):
                     return operands[0]
                 return elementwise.emit(self.code, op, operands, value in self._flushing)
@@ -159,7 +168,7 @@ class Elements:
 
     def index_value(self, index: Index) -> Reg:
         """The value of an index for lane 0, i64."""
-        return self._cached(("number", index.terms, index.const), lambda: self._sum(index))
+        return self.cached(("number", index.terms, index.const), lambda: self._sum(index))
 
     def _sum(self, index: Index) -> Reg:
         total: Reg | None = None
@@ -182,7 +191,7 @@ class Elements:
             low = self.code.intrinsic("llvm.smax", self.registers[value], 0)
             return self.code.cast("zext", self.code.intrinsic("llvm.smin", low, most), "i64")
 
-        return register(self._cached(("clamped", value, most), make).text)
+        return register(self.cached(("clamped", value, most), make).text)
 
     def position(self, op: MemoryOp, position: Position) -> Index:
         """The scalar terms of a position of an access."""
@@ -190,36 +199,20 @@ class Elements:
         for term in position.terms:
             value = op.positions[term.operand]
             if not value.tile.shape:
-                digit = self._cached(("digit", value, term.div, term.mod), lambda t=term, v=value: self._digit(t, v))
+                digit = self.cached(("digit", value, term.div, term.mod), lambda t=term, v=value: self._digit(t, v))
                 total = total.plus(index_of(digit).times(term.stride))
         return total
 
     def _digit(self, term: Term, value: Value) -> Reg:
         interval = self._ranges.get(value)
         wide = self.code.cast("sext", self.registers[value], "i64")
-        return self._part(term, wide, negative=interval is None or interval.low < 0)
-
-    def _part(self, term: Term, number: Reg, negative: bool) -> Reg:
-        """(number // div) % mod, as in Python: rounded down."""
-        code = self.code
-        if term.div > 1:
-            quotient = code.binary("sdiv", number, term.div)
-            if negative:
-                short = code.compare("icmp slt", code.binary("srem", number, term.div), 0)
-                quotient = code.binary("sub", quotient, code.cast("zext", short, "i64"))
-            number = quotient
-        if term.mod:
-            number = code.binary("srem", number, term.mod)
-            if negative:
-                wrapped = code.binary("add", number, term.mod)
-                number = code.select(code.compare("icmp slt", number, 0), wrapped, number)
-        return number
+        return digit_of(self.code, term, wide, negative=interval is None or interval.low < 0)
 
     # --- memory ---
 
     def buffer_address(self, buffer: Buffer) -> Reg:
         """The address of a buffer."""
-        return self._cached(("slot", buffer.root), lambda: self.code.gep(self.scratch, buffer.root.offset))
+        return self.cached(("slot", buffer.root), lambda: self.code.gep(self.scratch, buffer.root.offset))
 
     def load(self, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords, lanes: int = 0) -> Reg:
         """Load elements of a tile that is dense in memory."""
@@ -303,12 +296,10 @@ class Elements:
         type = memory_type(dtype, lanes)
         fill = element_constant(0, dtype) if op.fill is None else self.registers[op.fill]
         fill = code.splat(to_memory(code, fill, dtype), lanes)
-        if not lanes:
-            address = self.address(base, index, dtype)
-            if mask is None:
-                return from_memory(code, code.load(type, address), dtype)
-            safe = code.select(mask, address, self.scratch)
-            return from_memory(code, code.select(mask, code.load(type, safe), fill), dtype)
+        if gathered is None and mask is not None and not mask.type.lanes and self._chooses_address(index, lanes):
+            address = code.select(mask, self.address(base, index, dtype), code.module.zeros())
+            loaded = code.load(type, address)
+            return from_memory(code, loaded if op.fill is None else code.select(mask, loaded, fill), dtype)
         if mask is not None and not mask.type.lanes:
             mask = code.splat(mask, lanes)
         if gathered is None and index.step == 1:
@@ -318,10 +309,24 @@ class Elements:
         loaded = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
         return from_memory(code, loaded, dtype)
 
-    def prefetch_next(self, op: Load, coords: Coords) -> None:
-        """Prefetch the element that the next iteration of the innermost fold will load."""
+    def _chooses_address(self, index: Index, lanes: int) -> bool:
+        """True if a vector whose lanes are all in bounds, or none, is loaded from its address or from zeros.
+
+        AVX-512 has masked loads of all dtypes; elsewhere a masked load of 8 or 16 bits is a branch for each lane.
+        """
+        return not lanes or (index.step == 1 and self.code.module.machine.vector_bytes < 64)
+
+    def prefetch(self, op: Load, coords: Coords, distance: Index) -> None:
+        """Prefetch an element of the array that is so many elements behind an element of a load."""
         index, _, _ = self._resolve(op, coords, 0, None)
-        self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.next_distance(op)), op.ref.ref.dtype))
+        self.code.prefetch(self.address(self._arrays[op.ref], index.plus(distance), op.ref.ref.dtype))
+
+    def load_near(self, op: Load, distance: Index) -> Reg:
+        """The number that is so many elements behind a loaded scalar; beyond the array's ends its last ones count."""
+        index, _, _ = self._resolve(op, (), 0, None)
+        place = self.code.intrinsic("llvm.smin", self.index_value(index.plus(distance)), prod(op.ref.ref.shape) - 1)
+        place = self.code.intrinsic("llvm.smax", place, 0)
+        return self._load_at(self._arrays[op.ref], index_of(place), op.ref.ref.dtype, 0)
 
     def prefetch_vectors(self, value: Value, coords: Coords, width: int) -> None:
         """Prefetch the data of which `width` elements along the last dim are computed, from some coordinates on.
@@ -345,15 +350,6 @@ class Elements:
             step = _LINE // op.ref.ref.dtype.itemsize
             for at in range(0, width, step)[: calibration.PREFETCHED_LINES]:
                 self.code.prefetch(self.address(self._arrays[op.ref], first.shifted(at), op.ref.ref.dtype))
-
-    def next_distance(self, op: Load) -> int:
-        """Elements by which a load moves in one iteration of the innermost fold; 0 if unknown."""
-        distance = 0
-        for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
-            for term in dim.position.terms:
-                if term.plain:
-                    distance += self.loops.get(op.positions[term.operand], 0) * term.stride * stride
-        return distance
 
     def store_access(self, op: MemoryOp, x: Reg, coords: Coords, mask: Value | None) -> None:
         """Store elements to an array, except elements that are masked or out of bounds."""
@@ -431,7 +427,7 @@ class Elements:
             value = op.positions[term.operand]
             if value.tile.shape:
                 number = code.cast("sext", self.element(value, (index,), lanes), "i64")
-                number = code.binary("mul nsw", self._part(term, number, negative=True), term.stride)
+                number = code.binary("mul nsw", digit_of(self.code, term, number, negative=True), term.stride)
                 total = number if total is None else code.binary("add nsw", total, number)
         return total if total is not None else constant(0, I64)
 

@@ -57,31 +57,33 @@ def _four_rows(e: Elements, nest: LoopNest, outer: Coords, first: Index) -> None
 
     many = code.loop(0, nest.space[-1], lanes, body, *starts, index=name)
     for n, op in enumerate(reduces):
-        e.write(
-            op.result, _reduce_four(code, op, many[n :: len(reduces)]), (*outer, Index(first.terms, first.const, 1))
-        )
+        totals = reduce_vectors(code, op.monoid, op.result.tile.dtype, many[n :: len(reduces)])
+        e.write(op.result, totals, (*outer, Index(first.terms, first.const, 1)))
 
 
-def _reduce_four(code: Code, op: Reduce, rows: list[Reg]) -> Reg:
-    """Reduce the lanes of four vectors; the result is a vector of four lanes."""
-    lanes, parts = rows[0].type.lanes, 1  # each vector has so many parts, one for each row
-    while len(rows) > 1:
+def reduce_vectors(code: Code, monoid: Monoid, dtype: DType, vectors: list[Reg]) -> Reg:
+    """Reduce the lanes of each vector: lane n of the result is the total of vector n.
+
+    Both the number of vectors and of lanes are powers of two, and there are no more vectors than lanes.
+    """
+    lanes, parts = vectors[0].type.lanes, 1  # each vector has so many parts, one for each total
+    while len(vectors) > 1:
         size = lanes // parts
         low = [p * size + n for p in range(2 * parts) for n in range(size // 2)]
-        pairs = zip(rows[::2], rows[1::2], strict=True)
-        rows = [_add_halves(code, op, a, b, low, size // 2) for a, b in pairs]
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [_add_halves(code, monoid, dtype, a, b, low, size // 2) for a, b in pairs]
         parts *= 2
-    (x,) = rows
+    (x,) = vectors
     while x.type.lanes > parts:
         size = x.type.lanes // parts
         low = [p * size + n for p in range(parts) for n in range(size // 2)]
-        x = _add_halves(code, op, x, x, low, size // 2)
+        x = _add_halves(code, monoid, dtype, x, x, low, size // 2)
     return x
 
 
-def _add_halves(code: Code, op: Reduce, a: Reg, b: Reg, low: list[int], size: int) -> Reg:
+def _add_halves(code: Code, monoid: Monoid, dtype: DType, a: Reg, b: Reg, low: list[int], size: int) -> Reg:
     """Combine the lanes `low` of two vectors with the lanes `size` further on."""
-    return combine(code, op, code.shuffle(a, b, low), code.shuffle(a, b, [n + size for n in low]))
+    return apply_monoid(code, monoid, dtype, code.shuffle(a, b, [n + size for n in low]), code.shuffle(a, b, low))
 
 
 def loop_over(e: Elements, shape: tuple[int, ...], body: Callable[[Coords], None], coords: Coords = ()) -> None:

@@ -1,121 +1,240 @@
-"""Dots of a few rows, without packing: each element of the right operand is used only once for each row."""
+"""Dots of a few rows, without packing: each element of the right operand is used only once for each row.
+
+Pairs of bfloat16 are multiplied where the CPU has them (AVX512-BF16) and the right operand is bfloat16 in memory: then
+no element is cast. If columns are contiguous, the elements of two rows are interleaved in registers. Ends that are no
+whole vector, and the last element of an odd depth, are multiplied in float32.
+"""
 
 from __future__ import annotations
 
-from tilekern.ir.types import kind_of
+from tilekern.ir.types import F32, DType, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
-from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, tail_pieces
+from tilekern.lower.llvm.emit.elementwise import convert
+from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, reduce_vectors, tail_pieces
 from tilekern.lower.llvm.gemm.microkernel import accumulate
+from tilekern.lower.llvm.gemm.packing import interleave
 from tilekern.lower.llvm.gemm.prefetch import Prefetcher
 from tilekern.lower.llvm.gemm.shapes import DotShape
-from tilekern.lower.llvm.ir_values import Reg
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, Type
 from tilekern.lower.llvm.runtime.machine import Machine
+
+_Widths = list[tuple[int, int]]
+"""Vectors side by side: for each its first column, and its lanes; 0 lanes for one element."""
 
 
 def emit(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Emit a product of a few rows; if `adds`, it is added to the values at `out`."""
-    if shape.contract[1] == len(shape.op.operands[1].tile.shape) - 1:
-        _by_columns(e, shape, batch, out, adds)
-    else:
+    if shape.contract[1] != len(shape.op.operands[1].tile.shape) - 1:
         _by_depth(e, shape, batch, out, adds)
+    else:
+        _by_columns(e, shape, batch, out, adds)
 
 
 def _element(e: Elements, shape: DotShape, side: int, batch: Coords, k: Index, free: Index, lanes: int) -> Reg:
     return e.element(shape.op.operands[side], shape.coords(side, batch, k, free), lanes)
 
 
+def _wide(code: Code, shape: DotShape, x: Reg) -> Reg:
+    """Elements in the dtype of the sums."""
+    return x if shape.per_word == 1 else convert(code, x, shape.dtype, F32)
+
+
+def _add(code: Code, dtype: DType, x: Reg, y: Reg) -> Reg:
+    return code.binary("fadd" if kind_of(dtype) == "float" else "add", x, y)
+
+
 def _store_sum(e: Elements, shape: DotShape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
-    code, matrix = e.code, (shape.rows, shape.columns)
-    coords = (Index(const=row), column)
+    matrix, coords = (shape.rows, shape.columns), (Index(const=row), column)
     if adds:
         before = e.load(out, matrix, shape.sum_dtype, coords, total.type.lanes)
-        total = code.binary("fadd" if kind_of(shape.sum_dtype) == "float" else "add", before, total)
+        total = _add(e.code, shape.sum_dtype, before, total)
     e.store(total, out, matrix, shape.sum_dtype, coords)
+
+
+# --- an operand that is contiguous along k ---------------------------------------------------------------------------
 
 
 def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Multiply by an operand that is contiguous along k: vectors along k, several columns at once."""
-    code, lanes = e.code, e.code.module.machine.lanes
-    dtype, whole = shape.sum_dtype, shape.depth // lanes * lanes
-
-    def columns(first: Index, count: int) -> None:
-        sums = [(r, n) for r in range(shape.rows) for n in range(count)]
-
-        def products(k: Index, width: int, totals: list[Reg]) -> list[Reg]:
-            left = [_element(e, shape, 0, batch, k, Index(const=r), width) for r in range(shape.rows)]
-            right = [_element(e, shape, 1, batch, k, first.shifted(n), width) for n in range(count)]
-            return [accumulate(code, dtype, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
-
-        def body(k: Reg, *totals: Reg) -> list[Reg]:
-            with e.scope():
-                return products(index_of(k, 1), lanes, list(totals))
-
-        zero = element_constant(0, dtype, lanes)
-        results = [reduce_lanes(code, "sum", dtype, x) for x in code.loop(0, whole, lanes, body, *[zero] * len(sums))]
-        for at, width in tail_pieces(shape.depth, lanes):
-            with e.scope():
-                tail = products(
-                    Index((), at, 1 if width else 0), width, [element_constant(0, dtype, width)] * len(sums)
-                )
-                tail = [reduce_lanes(code, "sum", dtype, x) for x in tail]
-                name = "fadd" if kind_of(dtype) == "float" else "add"
-                results = [code.binary(name, x, y) for x, y in zip(results, tail, strict=True)]
-        for x, (r, n) in zip(results, sums, strict=True):
-            _store_sum(e, shape, x, r, first.shifted(n), out, adds)
+    prefetcher = Prefetcher(e, shape.op.operands[1], ZERO, 1)
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), calibration.ACCUMULATORS)
+            for column in range(calibration.ACCUMULATORS):
+                prefetcher.prefetch_row(shape.coords(1, batch, ZERO, index_of(n).shifted(column)), shape.depth)
+            _columns(e, shape, batch, index_of(n), calibration.ACCUMULATORS, out, adds)
 
     even = shape.columns // calibration.ACCUMULATORS * calibration.ACCUMULATORS
-    code.loop(0, even, calibration.ACCUMULATORS, several)
+    e.code.loop(0, even, calibration.ACCUMULATORS, several)
     for n in range(even, shape.columns):
         with e.scope():
-            columns(Index(const=n), 1)
+            _columns(e, shape, batch, Index(const=n), 1, out, adds)
+
+
+def _columns(e: Elements, shape: DotShape, batch: Coords, first: Index, count: int, out: Reg, adds: bool) -> None:
+    """Multiply all rows by `count` columns."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    dtype, vector = shape.sum_dtype, lanes * shape.per_word
+    sums = [(r, n) for r in range(shape.rows) for n in range(count)]
+
+    def products(k: Index, width: int, totals: list[Reg]) -> list[Reg]:
+        left = [_element(e, shape, 0, batch, k, Index(const=r), width) for r in range(shape.rows)]
+        right = [_element(e, shape, 1, batch, k, first.shifted(n), width) for n in range(count)]
+        unit = shape.dtype if width == vector and shape.per_word > 1 else dtype
+        if unit == dtype:
+            left, right = ([_wide(code, shape, x) for x in side] for side in (left, right))
+        return [accumulate(code, unit, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
+
+    def body(k: Reg, *totals: Reg) -> list[Reg]:
+        with e.scope():
+            return products(index_of(k, 1), vector, list(totals))
+
+    whole, zero = shape.depth // vector * vector, element_constant(0, dtype, lanes)
+    results = _rows_of_sums(code, dtype, code.loop(0, whole, vector, body, *[zero] * len(sums)), count)
+    for at, width in tail_pieces(shape.depth, vector):
+        with e.scope():
+            zero = element_constant(0, dtype, width)
+            tail = products(Index((), at, 1 if width else 0), width, [zero] * len(sums))
+            tail = _rows_of_sums(code, dtype, tail, count)
+            results = [_add(code, dtype, x, y) for x, y in zip(results, tail, strict=True)]
+    for r, x in enumerate(results):
+        _store_sum(e, shape, x, r, Index(first.terms, first.const, 1 if x.type.lanes else 0), out, adds)
+
+
+def _rows_of_sums(code: Code, dtype: DType, vectors: list[Reg], count: int) -> list[Reg]:
+    """The totals of each `count` vectors, in one vector: a few shuffles add up the lanes of many vectors at once."""
+    if count == 1:
+        return [reduce_lanes(code, "sum", dtype, x) for x in vectors]
+    vectors = [_with_lanes(code, dtype, x, count) for x in vectors]
+    rows, lanes = len(vectors) // count, vectors[0].type.lanes
+    at_once = next(n for n in (4, 2, 1) if rows % n == 0 and n * count <= lanes)
+    totals: list[Reg] = []
+    for first in range(0, rows, at_once):
+        x = reduce_vectors(code, "sum", dtype, vectors[first * count : (first + at_once) * count])
+        totals += [code.shuffle(x, x, range(n * count, (n + 1) * count)) for n in range(at_once)]
+    return totals
+
+
+def _with_lanes(code: Code, dtype: DType, x: Reg, least: int) -> Reg:
+    """A vector with zeros in further lanes, if it has less than `least`."""
+    if not x.type.lanes:
+        return code.insert(element_constant(0, dtype, least), x, 0)
+    if x.type.lanes >= least:
+        return x
+    zero = element_constant(0, dtype, x.type.lanes)
+    return code.shuffle(x, zero, [min(n, x.type.lanes) for n in range(least)])
+
+
+# --- an operand whose columns are contiguous -------------------------------------------------------------------------
 
 
 def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Multiply by an operand whose columns are contiguous: several vectors of columns at once, in a loop over k."""
-    code, lanes = e.code, e.code.module.machine.lanes
-    prefetcher = Prefetcher(e, shape.op.operands[1], ZERO, 1)
-
-    def columns(first: Index, widths: list[tuple[int, int]]) -> None:
-        sums = [(r, at, width) for r in range(shape.rows) for at, width in widths]
-
-        def body(k: Reg, *totals: Reg) -> list[Reg]:
-            with e.scope():
-                index = index_of(k)
-                prefetcher.prefetch_row(shape.coords(1, batch, index, first), sum(width or 1 for _, width in widths))
-                left = [_element(e, shape, 0, batch, index, Index(const=r), 0) for r in range(shape.rows)]
-                right = {
-                    at: _element(e, shape, 1, batch, index, _lanes(first, at, width), width) for at, width in widths
-                }
-                return [
-                    accumulate(code, shape.sum_dtype, t, code.splat(left[r], width), right[at])
-                    for t, (r, at, width) in zip(totals, sums, strict=True)
-                ]
-
-        zeros = [element_constant(0, shape.sum_dtype, width) for _, _, width in sums]
-        for x, (r, at, width) in zip(code.loop(0, shape.depth, 1, body, *zeros), sums, strict=True):
-            _store_sum(e, shape, x, r, _lanes(first, at, width), out, adds)
-
+    lanes = e.code.module.machine.lanes
     vectors_at_once = max(1, _sums(e.code.module.machine) // shape.rows)
     step = vectors_at_once * lanes
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), [(v * lanes, lanes) for v in range(vectors_at_once)])
+            widths = [(v * lanes, lanes) for v in range(vectors_at_once)]
+            _vectors(e, shape, batch, index_of(n), widths, out, adds)
 
     even = shape.columns // step * step
-    code.loop(0, even, step, several)
+    e.code.loop(0, even, step, several)
     vectors = [(at, lanes) for at in range(even, shape.columns - lanes + 1, lanes)]
     with e.scope():
         widths = [*vectors, *tail_pieces(shape.columns, lanes)]
         if widths:
-            columns(Index(), widths)
+            _vectors(e, shape, batch, Index(), widths, out, adds)
+
+
+def _vectors(e: Elements, shape: DotShape, batch: Coords, first: Index, widths: _Widths, out: Reg, adds: bool) -> None:
+    """Multiply all rows by some vectors of columns."""
+    sums = [(r, at, width) for r in range(shape.rows) for at, width in widths]
+    zeros = [element_constant(0, shape.sum_dtype, width) for _, _, width in sums]
+    totals = _over_depth(e, shape, batch, first, widths, zeros)
+    for x, (r, at, width) in zip(totals, sums, strict=True):
+        _store_sum(e, shape, x, r, _lanes(first, at, width), out, adds)
+
+
+def _over_depth(
+    e: Elements, shape: DotShape, batch: Coords, first: Index, widths: _Widths, totals: list[Reg]
+) -> list[Reg]:
+    """The sums of all rows, and of some vectors of columns, plus the products of all elements along k."""
+    prefetcher = Prefetcher(e, shape.op.operands[1], ZERO, 1)
+    products = _products if shape.per_word == 1 else _products_of_words
+    count = sum(width or 1 for _, width in widths)
+
+    def body(k: Reg, *totals: Reg) -> list[Reg]:
+        with e.scope():
+            index = index_of(k).times(shape.per_word)
+            for n in range(shape.per_word):
+                prefetcher.prefetch_row(shape.coords(1, batch, index.shifted(n), first), count)
+            return products(e, shape, batch, index, first, widths, list(totals))
+
+    totals = e.code.loop(0, shape.whole_words, 1, body, *totals)
+    if shape.words == shape.whole_words:
+        return totals
+    with e.scope():
+        return _products(e, shape, batch, Index(const=shape.depth - 1), first, widths, totals)
+
+
+def _products(
+    e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, widths: _Widths, totals: list[Reg]
+) -> list[Reg]:
+    """The sums of all rows, and of some vectors of columns, plus the products of element k."""
+    code = e.code
+    left = [_wide(code, shape, _element(e, shape, 0, batch, k, Index(const=r), 0)) for r in range(shape.rows)]
+    right = {at: _element(e, shape, 1, batch, k, _lanes(first, at, width), width) for at, width in widths}
+    right = {at: _wide(code, shape, x) for at, x in right.items()}
+    sums = [(x, at, width) for x in left for at, width in widths]
+    return [
+        accumulate(code, shape.sum_dtype, t, code.splat(x, width), right[at])
+        for t, (x, at, width) in zip(totals, sums, strict=True)
+    ]
+
+
+def _products_of_words(
+    e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, widths: _Widths, totals: list[Reg]
+) -> list[Reg]:
+    """The same plus the products of elements k and k + 1: by words, of what is whole vectors."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    words = _right_words(e, shape, batch, k, first, [at for at, width in widths if width == lanes])
+    left = [_left_word(e, shape, batch, k, r) for r in range(shape.rows)] if words else []
+    sums = [(r, at) for r in range(shape.rows) for at, _ in widths]
+    results = [
+        accumulate(code, shape.dtype, t, code.splat(left[r], lanes), words[at]) if at in words else t
+        for t, (r, at) in zip(totals, sums, strict=True)
+    ]
+    narrow = [(at, width) for at, width in widths if at not in words]
+    places = [n for n, (_, at) in enumerate(sums) if at not in words]
+    for n in (0, 1) if narrow else ():
+        tails = _products(e, shape, batch, k.shifted(n), first, narrow, [results[p] for p in places])
+        results = [tails[places.index(p)] if p in places else x for p, x in enumerate(results)]
+    return results
+
+
+def _right_words(
+    e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, columns: list[int]
+) -> dict[int, Reg]:
+    """Words of elements k and k + 1 of vectors of columns, by their first column; two vectors are loaded at once."""
+    lanes, words = e.code.module.machine.lanes, dict[int, Reg]()
+    for at in columns[::2]:
+        count = 2 if at + lanes in columns else 1
+        free = _lanes(first, at, lanes)
+        even, odd = (_element(e, shape, 1, batch, k.shifted(n), free, count * lanes) for n in (0, 1))
+        words |= {at + n * lanes: x for n, x in enumerate(interleave(e.code, even, odd))}
+    return words
+
+
+def _left_word(e: Elements, shape: DotShape, batch: Coords, k: Index, row: int) -> Reg:
+    """Elements k and k + 1 of a row, as an i32."""
+    code, pair = e.code, Index(k.terms, k.const, 1)
+    return code.emit(Type("i32"), f"bitcast {_element(e, shape, 0, batch, pair, Index(const=row), 2)} to i32")
 
 
 def _sums(machine: Machine) -> int:

@@ -180,10 +180,19 @@ def _interleave_rows(e: Elements, shape: DotShape, batch: Coords, k: Index, firs
     code, lanes = e.code, e.code.module.machine.lanes
     free = Index(first.terms, first.const, 1)
     even, odd = (e.element(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
-    for half in (0, 1):
-        order = [n + side * 2 * lanes for n in range(half * lanes, (half + 1) * lanes) for side in (0, 1)]
-        words = code.emit(Type("i32", lanes), f"bitcast {code.shuffle(even, odd, order)} to <{lanes} x i32>")
-        code.store(words, code.gep(code.gep(base, at, "i32"), half * lanes, "i32"))
+    for n, words in enumerate(interleave(code, even, odd)):
+        code.store(words, code.gep(code.gep(base, at, "i32"), n * lanes, "i32"))
+
+
+def interleave(code: Code, even: Reg, odd: Reg) -> list[Reg]:
+    """Vectors of words, each a 16-bit element of `even` and one of `odd`, which have one or two vectors' lanes."""
+    lanes = min(even.type.lanes, code.module.machine.lanes)
+
+    def words(first: int) -> Reg:
+        order = [n + side * even.type.lanes for n in range(first, first + lanes) for side in (0, 1)]
+        return code.emit(Type("i32", lanes), f"bitcast {code.shuffle(even, odd, order)} to <{lanes} x i32>")
+
+    return [words(first) for first in range(0, even.type.lanes, lanes)]
 
 
 def _pack_transposed(

@@ -10,12 +10,14 @@ from math import prod
 
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.memory import Load
+from tilekern.ir.types import strides_of
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.ir_values import Reg
 
 _LINE = 64  # bytes, on all x86-64 and most ARM
+_MOST_LINES = 64  # of a row
 
 
 class Prefetcher:
@@ -27,18 +29,22 @@ class Prefetcher:
     def __init__(self, e: Elements, value: Value, part: Index, parts: int) -> None:
         self._e, self._part, self._parts, self._shape = e, part, parts, value.tile.shape
         ops = (e.expressions.definition[v] for v in e.expressions.of(value.tile.shape, [value]).inner)
-        self._loads = [op for op in ops if isinstance(op, Load) and _is_dense(op) and e.next_distance(op)]
+        loads = [op for op in ops if isinstance(op, Load) and _is_dense(op)]
+        self._distances = {op: d for op in loads if (d := next_distance(e, op)) != ZERO}
 
     def prefetch_row(self, coords: Coords, width: int) -> None:
-        """Prefetch `width` elements along the last dim, from some coordinates on, of loads of the whole value."""
-        for op in self._loads:
+        """Prefetch `width` elements along the last dim, from some coordinates on, of loads of the whole value.
+
+        Of long rows only the first lines are prefetched.
+        """
+        for op, distance in self._distances.items():
             if op.result.tile.shape == self._shape:
-                for at in range(0, width, _LINE // op.ref.ref.dtype.itemsize):
-                    self._e.prefetch_next(op, (*coords[:-1], coords[-1].shifted(at)))
+                for at in range(0, width, _LINE // op.ref.ref.dtype.itemsize)[:_MOST_LINES]:
+                    self._e.prefetch(op, (*coords[:-1], coords[-1].shifted(at)), distance)
 
     def prefetch(self, part: Index, parts: int) -> None:
         """Prefetch part number `part` of `parts` into the second-level cache."""
-        for op in self._loads:
+        for op in self._distances:
             self._prefetch(op, self._part.times(parts).plus(part), self._parts * parts)
 
     def _prefetch(self, op: Load, part: Index, parts: int) -> None:
@@ -52,7 +58,7 @@ class Prefetcher:
             for size in reversed(sizes):
                 coords.insert(0, index_of(code.binary("urem", remaining, size)))
                 remaining = code.binary("udiv", remaining, size)
-            e.prefetch_next(op, (*coords[:-1], coords[-1].times(width)))
+            e.prefetch(op, (*coords[:-1], coords[-1].times(width)), self._distances[op])
 
         def few(first: Reg) -> None:
             with e.scope():
@@ -66,3 +72,35 @@ def _is_dense(op: Load) -> bool:
     """True if a load reads contiguous rows, without gathers."""
     kinds = [dim.kind for dim in op.access.dims]
     return op.result.tile.size > 0 and "gather" not in kinds and kinds[-1] == "block"
+
+
+def next_distance(e: Elements, op: Load) -> Index:
+    """Elements by which a load moves in one iteration of the innermost fold, as far as known; 0 if unknown.
+
+    A position may be loaded from a table in which the fold moves, such as the next page of a cache.
+    """
+    distance = ZERO
+    for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
+        for term in dim.position.terms:
+            if term.plain:
+                step = _next_step(e, op.positions[term.operand])
+                distance = distance.plus(step.times(term.stride * stride))
+    return distance
+
+
+def _next_step(e: Elements, value: Value) -> Index:
+    """How much larger a number will be in the next iteration; 0 if unknown."""
+    if value in e.loops:
+        return Index(const=e.loops[value])
+    op = e.expressions.definition.get(value)
+    if not isinstance(op, Load) or op.ref.ref.role != "in" or value not in e.registers:
+        return ZERO
+    distance = next_distance(e, op)
+    if distance.terms or not distance.const:
+        return ZERO
+
+    def difference() -> Reg:
+        pair = e.load_near(op, distance), e.registers[value]
+        return e.code.binary("sub nsw", *(e.code.cast("sext", x, "i64") for x in pair))
+
+    return index_of(e.cached(("next", value), difference))

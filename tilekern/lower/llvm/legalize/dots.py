@@ -7,11 +7,12 @@ from math import prod
 
 import numpy as np
 
-from tilekern.ir.compute import Dot
+from tilekern.ir.compute import Constant, Dot, Select
 from tilekern.ir.core import Value
 from tilekern.ir.make import Make
+from tilekern.ir.memory import Load
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.shape import Transpose
+from tilekern.ir.shape import Broadcast, Reshape, Slice, Transpose
 from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.gemm.fours import BYTES
@@ -23,12 +24,15 @@ from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matr
 I16 = np.dtype(np.int16)
 
 
-def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
+def unit(dtype: DType, precision: str, machine: Machine, rows: int, is_stored: bool = False) -> DType:
     """The dtype in which operands are multiplied.
 
-    Products of pairs and of tiles need operands copied into words. Few rows do not pay for the copies.
+    Products of words and of tiles need operands copied into words. Few rows do not pay for the copies, but pairs of
+    bfloat16 that lie in memory (`is_stored`) become words in registers.
     """
     few = rows <= calibration.MAX_GEMV_ROWS
+    if few and is_stored and dtype == BF16 and machine.has_bfloat16_dots:
+        return BF16
     if kind_of(dtype) != "float":
         if (machine.has_int8_tiles or machine.has_int8_fours) and dtype in BYTES and not few:
             return dtype
@@ -46,15 +50,28 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
     rows, columns = (prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
     if columns == 1 and rows > 1:
         return _turned(make, op, machine, rewriter)
+    dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows, _is_stored(op.operands[1], rewriter))
     if rows <= calibration.MAX_GEMV_ROWS and (of_pairs := dot_of_pairs(make, op, rewriter)):
         return of_pairs
-    dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows)
     moved = any(isinstance(rewriter.definition(x), Transpose) for x in op.operands)
     if is_of_matrices(op) and op.operands[0].tile.dtype == dtype and not moved:
         return None
     (left, left_last), (right, right_last) = (_matrix(make, op, side, dtype, rewriter) for side in (0, 1))
     matrix_dot = product(replace(op, precision="ieee"), left, right, (left_last, right_last))
     return make.reshape(rewriter.one(matrix_dot), op.result.tile.shape)
+
+
+def _is_stored(x: Value, rewriter: Rewriter) -> bool:
+    """True if the elements of x are elements of tiles in memory, moved or selected, but not computed."""
+    match rewriter.definition(x):
+        case Load() | Constant() | None:
+            return True
+        case (Transpose() | Reshape() | Broadcast() | Slice()) as op:
+            return _is_stored(op.operands[0], rewriter)
+        case Select() as op:
+            return all(_is_stored(v, rewriter) for v in op.operands[1:])
+        case _:
+            return False
 
 
 def _turned(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value:
@@ -80,4 +97,4 @@ def _matrix(make: Make, op: Dot, side: Side, dtype: DType, rewriter: Rewriter) -
         dims = batch, free, contracted
     batch, free, contracted = dims
     last = not free or (*batch, *contracted, *free) != tuple(range(len(x.tile.shape)))
-    return make.convert(as_matrix(make, before_exact_cast(x, rewriter), dims, last), dtype), last
+    return make.convert(as_matrix(make, before_exact_cast(x, rewriter, dtype), dims, last), dtype), last

@@ -12,7 +12,7 @@ from tilekern.ir.constants import splat_of
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.types import BF16, F16, kind_of
+from tilekern.ir.types import BF16, F16, DType, kind_of
 
 # Significant bits of a float, the implicit one included.
 _BITS = {BF16: 8, F16: 11}
@@ -21,10 +21,10 @@ _LARGEST_POWER = 4
 _UNKNOWN = 64
 
 
-def before_exact_cast(x: Value, rewriter: Rewriter) -> Value:
-    """The value that x was cast from, if the cast changes no number; else x."""
+def before_exact_cast(x: Value, rewriter: Rewriter, dtype: DType) -> Value:
+    """The value that x was cast from, if the cast changes no number and is none to `dtype`; else x."""
     op = rewriter.definition(x)
-    if not isinstance(op, Convert) or op.dtype not in _BITS:
+    if not isinstance(op, Convert) or op.dtype not in _BITS or op.dtype == dtype:
         return x
     return op.operands[0] if _significant_bits(op.operands[0], rewriter) <= _BITS[op.dtype] else x
 

@@ -1,0 +1,103 @@
+"""Functions of half a byte: looked up where a register holds the table, with the same results everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.lower.llvm.funcs import func_of
+from tests.lower.llvm.machines import ALL, here
+from tests.lower.llvm.running import run
+from tilekern.ir.compute import Bitcast, Convert, Select
+from tilekern.ir.core import Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.interpret import interpret
+from tilekern.ir.shape import Broadcast
+from tilekern.ir.types import BOOL, DTYPES, F32, I32, DType
+from tilekern.lower.llvm.lowering import LlvmLowering
+from tilekern.testing.support import Sketch
+
+pytest.importorskip("llvmlite", reason="needs llvmlite")
+
+_I8, _U8 = DTYPES["i8"], DTYPES["u8"]
+_LOOKUP = "permvar"
+_SHAPE = (3, 256)
+
+
+def number(b: Sketch, n: float, dtype: DType) -> Value:
+    return b.op(Broadcast, b.splat(n, dtype), shape=_SHAPE, dims=())
+
+
+def low_signed(b: Sketch, x: Value) -> Value:
+    signed = b.op(Bitcast, x, dtype=_I8)
+    four = number(b, 4, _I8)
+    shifted = b.op(Elementwise, signed, four, function="shift_left")
+    return b.op(Convert, b.op(Elementwise, shifted, four, function="shift_right_arithmetic"), dtype=F32)
+
+
+def high_signed(b: Sketch, x: Value) -> Value:
+    signed = b.op(Bitcast, x, dtype=_I8)
+    high = b.op(Elementwise, signed, number(b, 4, _I8), function="shift_right_arithmetic")
+    return b.op(Elementwise, b.op(Convert, high, dtype=F32), number(b, 0.5, F32), function="mul")
+
+
+def reciprocal(b: Sketch, x: Value) -> Value:
+    """1 / (x & 15), with an infinity, and a NaN for 7."""
+    low = b.op(Convert, b.op(Elementwise, x, number(b, 15, _U8), function="and"), dtype=F32)
+    is_seven = b.op(Elementwise, low, number(b, 7.0, F32), function="eq")
+    quotient = b.op(Elementwise, number(b, 1.0, F32), low, function="div")
+    return b.op(Select, is_seven, number(b, np.nan, F32), quotient)
+
+
+def of_all_bits(b: Sketch, x: Value) -> Value:
+    wide = b.op(Convert, x, dtype=I32)
+    return b.op(Convert, b.op(Elementwise, wide, wide, function="mul"), dtype=F32)
+
+
+def of_two_tiles(b: Sketch, x: Value) -> Value:
+    masked = b.op(Elementwise, x, b.tile(_U8, _SHAPE), function="and")
+    return b.op(Convert, b.op(Elementwise, masked, number(b, 15, _U8), function="and"), dtype=F32)
+
+
+def of_few_ops(b: Sketch, x: Value) -> Value:
+    return b.op(Convert, b.op(Elementwise, x, number(b, 15, _U8), function="and"), dtype=F32)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_looked_up"),
+    [
+        *((f, True) for f in (low_signed, high_signed, reciprocal)),
+        *((f, False) for f in (of_all_bits, of_two_tiles, of_few_ops)),
+    ],
+)
+def test_functions_of_half_a_byte_are_looked_up(function: Callable[[Sketch, Value], Value], is_looked_up: bool) -> None:
+    """All bytes give the interpreter's bits, on machines with the instruction and on others."""
+    func = func_of(lambda b: [function(b, b.tile(_U8, _SHAPE))])
+    rng = np.random.default_rng(0)
+    arrays = [np.resize(np.arange(256, dtype=np.uint8), p.ref.shape) for p in func.inputs]
+    arrays = [arrays[0], *(rng.permutation(x.ravel()).reshape(x.shape) for x in arrays[1:])]
+    (wanted,) = interpret(func, *arrays)
+    for machine in (None, *here()):
+        (got,) = run(LlvmLowering(func, machine), arrays)
+        np.testing.assert_array_equal(got, wanted)
+    for machine in ALL:
+        has_room = machine.is_x86 and machine.vector_bytes == 64
+        assert (_LOOKUP in LlvmLowering(func, machine).text) == (is_looked_up and has_room), machine.cpu
+
+
+def test_conditions_of_bytes_are_part_of_the_function() -> None:
+    """A bool in between has as many results as there are bytes."""
+
+    def make(b: Sketch) -> list[Value]:
+        x = b.tile(_U8, _SHAPE)
+        low = b.op(Elementwise, x, number(b, 15, _U8), function="and")
+        is_large = b.op(Elementwise, low, number(b, 7, _U8), function="gt")
+        assert is_large.tile.dtype == BOOL
+        return [b.op(Select, is_large, b.op(Convert, low, dtype=F32), number(b, -1.0, F32))]
+
+    func = func_of(make)
+    x = np.resize(np.arange(256, dtype=np.uint8), _SHAPE)
+    for machine in (None, *here()):
+        np.testing.assert_array_equal(run(LlvmLowering(func, machine), [x])[0], interpret(func, x)[0])
