@@ -124,6 +124,7 @@ FUNCTIONS: dict[str, Call] = {
     "patch": of(tk.patch, "softmax", strict=True, inside=False),
     "points": of(tk.points, 1, 2),
     "random_bits": of(tk.random_bits, jnp.zeros(2, jnp.uint32), 1, 2),
+    "region": of(tk.region, "scores"),
     "serial": of(tk.serial, 16, 4, start=0, stop=16, reverse=False, whole_tiles=False),
     "stochastic_round": Call(
         constant(tk.stochastic_round), (lambda s: s.tile, constant(jnp.uint32(3)), constant(jnp.bfloat16))
@@ -283,6 +284,7 @@ RIGHT: dict[str, dict[str, set[str]]] = {
     "patch": {"strict": FLAGS, "call": {"too few"}},
     "points": dict.fromkeys("01", WHOLE | VECTORS),
     "random_bits": dict.fromkeys("12", {"a negative number"} | VECTORS),
+    "region": {"0": {"a string"}},
     "serial": {"1": {"None"}, "start": WHOLE, "stop": WHOLE | {"None"}, "reverse": FLAGS, "whole_tiles": FLAGS},
     "stochastic_round": {"0": {"a float", "NaN", "an array of another rank"}},
     "tile": {"2": WHOLE},

@@ -33,6 +33,7 @@ from tilekern.lang.loops import fold, foreach
 from tilekern.lang.points import points
 from tilekern.lang.recurrences import linear_scan
 from tilekern.lang.refs import Ref
+from tilekern.lang.regions import region
 from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
 from tilekern.lower.backend import Device
@@ -89,6 +90,7 @@ __all__ = [
     "patch",
     "points",
     "random_bits",
+    "region",
     "serial",
     "stochastic_round",
     "tile",

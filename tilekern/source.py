@@ -28,13 +28,17 @@ _kernels: list[str] = []
 
 @dataclass(frozen=True)
 class Loc:
-    """A place in a source file; lines count from 1, columns from 0, `end_column` is exclusive (0: unknown)."""
+    """A place in a source file; lines count from 1, columns from 0, `end_column` is exclusive (0: unknown).
+
+    `region` is the path of names of the `tk.region`s around an op, outermost first, such as "scores/mask".
+    """
 
     file: str
     line: int
     column: int = 0
     end_column: int = 0
     function: str = ""
+    region: str = ""
 
     def __str__(self) -> str:
         file = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in self.file)

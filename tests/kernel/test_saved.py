@@ -172,8 +172,8 @@ def test_another_file(file: Path) -> None:
 
 
 def test_a_newer_version(file: Path) -> None:
-    file.write_text(file.read_text().replace("version 1", "version 2"))
-    with refused(LoadError, "newer version of tilekern", expected="version 1", got="version = 2", fix="upgrade"):
+    file.write_text(file.read_text().replace("version 1", "version 3"))
+    with refused(LoadError, "newer version of tilekern", expected="version 2", got="version = 3", fix="upgrade"):
         tk.load(file)  # <-
 
 

@@ -473,7 +473,7 @@ def test_an_assertion_of_no_bool(condition: Any, got: str) -> None:
         f.trace(X)
 
 
-@pytest.mark.parametrize("name", ["when", "hoist", "debug_print", "device_assert"])
+@pytest.mark.parametrize("name", ["when", "hoist", "region", "debug_print", "device_assert"])
 def test_a_directive_outside_of_a_kernel(name: str) -> None:
     with refused(
         TraceError, f"tk.{name} is used outside a kernel", expected="@tilekern.kernel", got="no kernel", fix="body"

@@ -232,7 +232,9 @@ class _Parser:
         self._expect(":")
         column = self._integer()
         self._expect("-")
-        return Loc(file, line, column, self._integer(), self._name() if self._accept("in") else "")
+        end_column = self._integer()
+        function = self._name() if self._accept("in") else ""
+        return Loc(file, line, column, end_column, function, self._name() if self._accept("region") else "")
 
     # --- structure ---
 

@@ -57,7 +57,7 @@ _SHOWN: dict[type[Op], set[str]] = {
 
 
 def to_text(func: Func, locations: bool = False) -> str:
-    """The text of `func`; with `locations`, each op is followed by the user's line."""
+    """The text of `func`; with `locations`, each op is followed by the user's line and region."""
     return _Printer(locations).func(func)
 
 
@@ -138,7 +138,8 @@ class _Printer:
         if not self._locations or loc == UNKNOWN:
             return ""
         function = f" in {_word(loc.function)}" if loc.function else ""
-        return f" @ {quoted(loc.file)}:{loc.line}:{loc.column}-{loc.end_column}{function}"
+        region = f" region {_word(loc.region)}" if loc.region else ""
+        return f" @ {quoted(loc.file)}:{loc.line}:{loc.column}-{loc.end_column}{function}{region}"
 
     # --- ops with a syntax of their own ---
 

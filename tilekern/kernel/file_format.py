@@ -36,8 +36,11 @@ from tilekern.kernel.signature import LAUNCH, Signature
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import TARGETS, Target, resolve
 
-VERSION = 1
-"""The version of the format. A change that older versions of tilekern cannot read takes the next number."""
+VERSION = 2
+"""The version of the format. A change that older versions of tilekern cannot read takes the next number.
+
+Version 2 adds the names of regions behind lines of the user. A kernel without regions is saved as version 1.
+"""
 
 _FIRST_LINE = re.compile(r"tilekern kernel, version (\d{1,9}), sha256 ([0-9a-f]{64})\n", re.ASCII)
 _TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:, )?)*)\]", re.ASCII)
@@ -51,6 +54,7 @@ def encode(kernel: Instance, interface: Interface, default: Target, targets: Seq
     """The text of a file with the kernel for `default` and `targets`; None for all targets that have a schedule."""
     members: dict[str, dict[str, Any]] = {}
     saved: dict[str, dict[str, Any]] = {}
+    has_regions = False
     chosen = TARGETS.values() if targets is None else [resolve(name) for name in targets]
     for target in dict.fromkeys((default, *chosen)):
         try:
@@ -60,6 +64,7 @@ def encode(kernel: Instance, interface: Interface, default: Target, targets: Seq
                 raise
             continue  # the schedule has no blocks for it
         text = to_text(version.func, locations=True)
+        has_regions = has_regions or any(op.loc.region for op in version.func.walk())
         constants = [_array_text(x) for x in version.constants]
         members.setdefault(text, {"reads": list(version.reads), "constants": constants})
         saved[target.full_name] = {"member": list(members).index(text), "launch": dict(launch)}
@@ -73,7 +78,7 @@ def encode(kernel: Instance, interface: Interface, default: Target, targets: Seq
     }
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in header.items())
     content = f"{{{lines}}}\n\n" + "\n".join(members)
-    return f"tilekern kernel, version {VERSION}, sha256 {_hash(content)}\n{content}"
+    return f"tilekern kernel, version {VERSION if has_regions else 1}, sha256 {_hash(content)}\n{content}"
 
 
 def _header(interface: Interface) -> dict[str, Any]:

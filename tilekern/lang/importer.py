@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from tilekern.lang.primitives import (
     store_p,
 )
 from tilekern.lang.reduction import reduction
+from tilekern.lang.regions import regions_of
 from tilekern.lang.rules_dynamic import element, with_element
 from tilekern.lang.tiles import describe, way_out
 
@@ -67,6 +69,7 @@ class Importer(Emitter):
         self._grid = grid
         self._env: dict[Any, Value] = {}
         self._loc_is_fixed = False
+        self._path = ""  # of the equation that is imported: the regions around it, also in outer jaxprs
         self.captured: list[tuple[Any, Value]] = []
         self.within: custom.Call | None = None
 
@@ -88,15 +91,20 @@ class Importer(Emitter):
         return self._constant(np.asarray(literal.val, literal.aval.dtype))
 
     def _import(self, eqn: JaxprEqn) -> None:
-        outer = self.loc
+        outer, path = self.loc, self._path
         if not self._loc_is_fixed:
-            self.loc = eqn.params.get("loc") or _jax.user_loc(eqn)
+            self._path = "/".join(filter(None, (path, regions_of(eqn))))
+            self.loc = self._loc_of(eqn)
         with source.at(self.loc):
             operands = [self._read(atom) for atom in eqn.invars]
             special = _SPECIAL.get(eqn.primitive.name)
             results = special(self, eqn, operands) if special else self._pure(eqn, operands)
         self._env.update(zip(eqn.outvars, results, strict=True))
-        self.loc = outer
+        self.loc, self._path = outer, path
+
+    def _loc_of(self, eqn: JaxprEqn) -> source.Loc:
+        loc: source.Loc = eqn.params.get("loc") or _jax.user_loc(eqn)
+        return replace(loc, region=self._path) if self._path and loc is not source.UNKNOWN else loc
 
     def _pure(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         for value, atom in zip(operands, eqn.invars, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -168,7 +168,7 @@ def _not_hoistable(hoist: Op, got: str) -> TraceError:
 
 
 def _check_stores(func: Func, state: TraceState) -> None:
-    effect_locs = {op.loc for op in func.walk() if isinstance(op, (WriteOp, Print, Assert))}
+    effect_locs = {replace(op.loc, region="") for op in func.walk() if isinstance(op, (WriteOp, Print, Assert))}
     for loc, kind in state.effects.items():
         if loc not in effect_locs:
             with source.at(loc):
