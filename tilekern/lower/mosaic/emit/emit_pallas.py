@@ -24,6 +24,7 @@ from tilekern.lower.mosaic.emit.unrolled_loop import unrolled_loop
 from tilekern.lower.mosaic.emit.values import Values, from_carry
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.named_regions import NamedRegions
 from tilekern.lower.positions import tile_range
 
 
@@ -49,6 +50,7 @@ class Emitter:
         self._plan, self._step, self._scratch, self._interpreted = plan, step, scratch, interpreted
         self._ranges = plan.ranges
         self._values = Values(plan.forms, step.indices, interpreted)
+        self._regions = NamedRegions()
         arrays = refs["inputs"], refs["outputs"], refs["tables"]
         self._memory = Memory(
             plan.layouts, *arrays, plan.row_dma_inputs, self._ranges, self._values.scalar, self._values.row
@@ -111,23 +113,27 @@ class Emitter:
     def block(self, ops: Sequence[Op]) -> None:
         """Emit ops."""
         for op in ops:
-            match op:
-                case Load():
-                    self._values.set(op.result, self._memory.load(op, self._mask(op.mask)))
-                case Store():
-                    self._memory.store(op, self._values.get(op.value, "row"), self._mask(op.mask))
-                case Atomic():
-                    self._memory.atomic(op, self._values.get(op.value, "row"), self._mask(op.mask))
-                case Print() | Assert():
-                    debug.emit(op, [self._values.plain(v) for v in op.operands], self._interpreted)
-                case Fold():
-                    self._fold(op)
-                case While():
-                    self._while(op)
-                case Switch():
-                    self._switch(op)
-                case _:
-                    self._values.compute(op)
+            with self._regions.around(op):
+                self._emit(op)
+
+    def _emit(self, op: Op) -> None:
+        match op:
+            case Load():
+                self._values.set(op.result, self._memory.load(op, self._mask(op.mask)))
+            case Store():
+                self._memory.store(op, self._values.get(op.value, "row"), self._mask(op.mask))
+            case Atomic():
+                self._memory.atomic(op, self._values.get(op.value, "row"), self._mask(op.mask))
+            case Print() | Assert():
+                debug.emit(op, [self._values.plain(v) for v in op.operands], self._interpreted)
+            case Fold():
+                self._fold(op)
+            case While():
+                self._while(op)
+            case Switch():
+                self._switch(op)
+            case _:
+                self._values.compute(op)
 
     def _mask(self, mask: Value | None) -> Any:
         return None if mask is None else self._values.get(mask, "row")

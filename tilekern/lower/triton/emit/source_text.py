@@ -69,11 +69,16 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
+def _named(loc: Loc) -> tuple[str, int, str]:
+    """The part of a place that comments name."""
+    return loc.file, loc.line, loc.region
+
+
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*) = ")
 
 
 class Writer:
-    """Collects lines. Where the user's line changes, a comment names it."""
+    """Collects lines. Where the user's line or region changes, a comment names it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -83,9 +88,10 @@ class Writer:
 
     def line(self, text: str, loc: Loc = UNKNOWN) -> None:
         """Append a line, which comes from the user's place `loc`."""
-        if loc is not UNKNOWN and (loc.file, loc.line) != (self._place.file, self._place.line):
+        if loc is not UNKNOWN and _named(loc) != _named(self._place):
             self._place = loc
-            self._append(f"# {visible(os.path.basename(loc.file))}:{loc.line}")
+            region = f" in {visible(loc.region)}" if loc.region else ""
+            self._append(f"# {visible(os.path.basename(loc.file))}:{loc.line}{region}")
         self._append(text)
 
     @contextmanager

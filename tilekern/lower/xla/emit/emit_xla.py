@@ -19,6 +19,7 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.types import BF16, accumulator, kind_of
 from tilekern.lower.host_callbacks import callback_of
+from tilekern.lower.named_regions import NamedRegions
 from tilekern.lower.positions import tile_range
 from tilekern.lower.xla.emit import access
 from tilekern.lower.xla.emit.access import Batched, GridIndex
@@ -45,6 +46,7 @@ class Emitter:
         self._arrays: dict[Value, jax.Array] = {}
         self.env: dict[Value, Batched] = {}
         self._sizes: dict[int, int] = {}
+        self._regions = NamedRegions()
 
     def run(self, inputs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The outputs for `inputs`, in order."""
@@ -111,23 +113,27 @@ class Emitter:
     def block(self, block: Block) -> None:
         """Emit the ops of a block."""
         for op in block.ops:
-            match op:
-                case Load():
-                    self.env[op.result] = access.load(op, self._arrays[op.ref], self.env)
-                case Store():
-                    self._arrays[op.ref] = access.store(op, self._arrays[op.ref], self.env, self._sizes)
-                case Atomic():
-                    self._arrays[op.ref] = atomic(op, self._arrays[op.ref], self.env, self._sizes)
-                case Print() | Assert():
-                    self._debug(op)
-                case Fold():
-                    FoldEmitter(self, op).run()
-                case While():
-                    self._while(op)
-                case Switch():
-                    self._switch(op)
-                case _:
-                    self.env[op.result] = self._pure(op)
+            with self._regions.around(op):
+                self._emit(op)
+
+    def _emit(self, op: Op) -> None:
+        match op:
+            case Load():
+                self.env[op.result] = access.load(op, self._arrays[op.ref], self.env)
+            case Store():
+                self._arrays[op.ref] = access.store(op, self._arrays[op.ref], self.env, self._sizes)
+            case Atomic():
+                self._arrays[op.ref] = atomic(op, self._arrays[op.ref], self.env, self._sizes)
+            case Print() | Assert():
+                self._debug(op)
+            case Fold():
+                FoldEmitter(self, op).run()
+            case While():
+                self._while(op)
+            case Switch():
+                self._switch(op)
+            case _:
+                self.env[op.result] = self._pure(op)
 
     def _pure(self, op: Op) -> Batched:
         operands = [self.env[v] for v in op.operands]
