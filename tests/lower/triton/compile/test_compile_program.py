@@ -23,6 +23,7 @@ from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.compile.compile_program import compile_program, file_name
 from tilekern.lower.triton.program import Program
 from tilekern.lower.triton.vendor import NVIDIA
+from tilekern.source import UNKNOWN
 
 triton = pytest.importorskip("triton", reason="needs triton")
 HOPPER = CHIPS["cuda:sm_90"]
@@ -148,12 +149,14 @@ def test_the_key_holds_all_inputs_of_the_compilation(monkeypatch: pytest.MonkeyP
         (replace(program, num_warps=8), HOPPER),
         (replace(program, num_stages=2), HOPPER),
         (replace(program, arguments=tuple(sixteen)), HOPPER),
+        (replace(program, lines={}), HOPPER),
+        (replace(program, loc=UNKNOWN), HOPPER),
     ]
     keys = [compiler._key_parts(*other) for other in ((program, HOPPER), *others)]
     monkeypatch.setattr(triton, "__version__", "3.9.99")
     keys.append(compiler._key_parts(program, HOPPER))
     assert len({tuple(key) for key in keys}) == len(keys)
-    same = replace(program, lines={}, programs=7)
+    same = replace(program, programs=7)
     assert compiler._key_parts(same, HOPPER) == keys[-1]
 
 

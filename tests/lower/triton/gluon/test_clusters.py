@@ -238,5 +238,5 @@ def test_machine_code_copies_to_all(name: str) -> None:
     assert "UTMALDG.2D.MULTICAST" in binary.sass or "UTMALDG.4D.MULTICAST" in binary.sass
     assert re.search(r"mbarrier\.arrive\.shared::cluster", binary.text("ptx"))
     entry = made.text.splitlines().index(f"def {made.name}({', '.join(a.name for a in made.arguments)}):")
-    meetings = re.findall(r"\.loc\s+1 (\d+)(?:(?!\.loc).)*?barrier\.cluster", binary.text("ptx"), re.DOTALL)
+    meetings = re.findall(r"inlined_at 1 (\d+)(?:(?!\.loc).)*?barrier\.cluster", binary.text("ptx"), re.DOTALL)
     assert meetings and all(int(line) > entry for line in meetings), meetings

@@ -14,7 +14,7 @@ from typing import Any
 from tilekern.ir.types import dtype_name
 from tilekern.lower import disk_cache
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.compile import failure, resources, toolchain
+from tilekern.lower.triton.compile import debug_lines, failure, resources, toolchain
 from tilekern.lower.triton.compile.assembler_faults import warn_of_faults
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.compile.options import options
@@ -66,7 +66,8 @@ def _key_parts(program: Program, chip: Chip) -> list[str]:
     settings = [f"{name}={value!r}" for name, value in sorted(options(program, chip).items())]
     arguments = [f"{argument.name}: {_type(argument)}" for argument in program.arguments]
     arguments += [program.language] if program.language != "triton" else []
-    return [program.name, program.text, *arguments, *settings, *toolchain.identity(chip)]
+    identity = toolchain.identity(chip)
+    return [program.name, program.text, *arguments, *settings, *debug_lines.places(program), *identity]
 
 
 def _type(argument: Argument) -> str:
@@ -126,7 +127,7 @@ def _run(program: Program, chip: Chip, folder: Path) -> Binary:
     module, name = ("experimental.gluon._runtime", "GluonASTSource") if gluon else ("compiler", "ASTSource")
     source = getattr(toolchain.triton(module), name)(_function(program), signature, {}, aligned)
     target = toolchain.triton("backends.compiler").GPUTarget(*_target(chip))
-    with _files_in(folder), failure.quiet():
+    with _files_in(folder), failure.quiet(), debug_lines.user_lines(program, file_name(program)):
         return _binary(triton.compile(source, target=target, options=options(program, chip)), chip)
 
 

@@ -150,11 +150,11 @@ def assemble(ptx: str, capability: int) -> tuple[bytes, str]:
 
 
 def disassemble(cubin: bytes, lines: bool = False) -> str:
-    """The instructions of a cubin as text; with `lines`, comments name the line of the source before its code."""
+    """The instructions of a cubin as text; with `lines`, comments name the line of code, and where it is inlined."""
     with tempfile.TemporaryDirectory(prefix="tilekern-") as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        options = ["--print-code", *["--print-line-info"] * lines]
+        options = ["--print-code", *["--print-line-info-inline"] * lines]
         return _call(triton().knobs.nvidia.nvdisasm.path, *options, path).stdout
 
 

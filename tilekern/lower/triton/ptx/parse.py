@@ -140,7 +140,8 @@ _PARAMETER = re.compile(r"\.param\b[^,]*?([\w$]+)(?:\[\d+\])?\s*(?:,|$)", re.DOT
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d*)\]")
 _LOCAL = re.compile(r"\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
 _CONSTANT = re.compile(r"\.(?:global|const)\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[\d+\]\s*=\s*\{([^}]*)\}")
-_LOC = re.compile(r"\.loc\s+\d+\s+(\d+)\s+\d+[^\n]*\n")
+# Of a line of the user, the place where it is inlined is in the Triton source.
+_LOC = re.compile(r"\.loc\s+\d+\s+(\d+)\s+\d+(?:[^\n]*\binlined_at\s+\d+\s+(\d+)\s+\d+)?[^\n]*\n")
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+)")
@@ -213,7 +214,7 @@ class _Body:
                 if not self._scopes:
                     return
             elif loc := _LOC.match(text, self._at):
-                self._source, self._at = int(loc[1]), loc.end()
+                self._source, self._at = int(loc[2] or loc[1]), loc.end()
             elif label := _LABEL.match(text, self._at):
                 self.labels[self._name(label[1])] = len(self.instructions)
                 self._label, self._at = label[1], label.end()
