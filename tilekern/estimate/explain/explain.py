@@ -10,7 +10,7 @@ from tilekern.estimate.data_loops import check_given, given_values
 from tilekern.estimate.explain import listings, on_cpu, on_gpu, on_tpu, work
 from tilekern.estimate.explain.changes import Trials, Variants, try_changes
 from tilekern.estimate.explain.explanation import Explanation, LineReport, Listing
-from tilekern.estimate.explain.lines import Place, Words, accesses, ordered, source_of
+from tilekern.estimate.explain.lines import Place, Shares, Words, accesses, ordered, source_of
 from tilekern.estimate.explain.tiles import tiles
 from tilekern.estimate.result import Estimate
 from tilekern.ir.core import Array, Value
@@ -52,21 +52,21 @@ def explain(
         check_given(func, values)
         reason, (forecast, shares, shares_of) = "", _estimate(lowering, target, values)
     except EstimateError as error:
-        forecast, reason, shares, shares_of = None, error.summary, dict[Place, float](), ""
+        forecast, reason, shares, shares_of = None, error.summary, Shares({}, {}), ""
     trials = Trials((), 0, {})
     if forecast is not None and variants is not None and budget > 0:
         trials = try_changes(
             variants, forecast, lambda variant: by_target.estimate(variant, target, known, extents), budget
         )
     said = _merged(accesses(func, masks=not isinstance(lowering, TritonLowering)), _became(lowering))
-    places = ordered([*said, *shares])
+    places = ordered([*said, *shares.lines])
     return Explanation(
         func.name,
         target.full_name,
         forecast,
         reason,
         tuple(
-            LineReport(*place, source_of(place), tuple(said.get(place, ())), shares.get(place) if shares else None)
+            LineReport(*place, source_of(place), tuple(said.get(place, ())), shares.lines.get(place))
             for place in places
         ),
         shares_of,
@@ -77,6 +77,7 @@ def explain(
         variants.settings if variants is not None else {},
         _listings(lowering, {place: number for number, place in enumerate(places)}),
         tiles(func),
+        shares.regions,
     )
 
 
@@ -105,8 +106,8 @@ def _merged(first: Words, second: Words) -> Words:
 
 def _estimate(
     lowering: TritonLowering | MosaicLowering | LlvmLowering, target: Target, values: Mapping[Value, Array]
-) -> tuple[Estimate, Mapping[Place, float], str]:
-    """The estimate, the amount of each line, and a sentence that names the amount."""
+) -> tuple[Estimate, Shares, str]:
+    """The estimate, the amounts of lines and regions, and a sentence that names the amount."""
     match lowering:
         case TritonLowering():
             return *on_gpu.estimate(lowering, values), on_gpu.SHARES_OF

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilekern.estimate.explain.page import page, section
@@ -99,6 +99,8 @@ class Explanation:
       settings: blocks and launch options now.
       listings: the block IR, the target's program, and where the compiler shows it the assembly, by these names.
       tiles: the tile of each access of the program in the middle of the grid.
+      regions: the share of each `tk.region` without the regions inside of it, by its path; "" has what is in no region.
+        Empty without an estimate, and for a kernel without regions.
     """
 
     kernel: str
@@ -114,6 +116,7 @@ class Explanation:
     settings: Mapping[str, int]
     listings: Mapping[str, Listing]
     tiles: tuple[TilePicture, ...]
+    regions: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as numbers, strings, lists and dicts, for JSON; the estimate with its bound and share."""

@@ -1,13 +1,14 @@
-"""The user's lines of a Func: the ops that they became, and the work of each."""
+"""The user's lines of a Func, and its regions: the ops that lines became, and the work of each."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from tilekern import source
-from tilekern.ir.core import Func, Op
+from tilekern.ir.core import Func
 from tilekern.ir.memory import Atomic, Load, MemoryOp
 from tilekern.source import Loc
 
@@ -74,16 +75,29 @@ def ordered(places: Iterable[Place]) -> list[Place]:
     return sorted(set(places), key=lambda place: (os.path.basename(place[0]), place))
 
 
-def shares(spent: Mapping[Place, float]) -> dict[Place, float]:
-    """Parts of a whole that are 1 together."""
-    total = sum(spent.values())
-    return {place: part / total for place, part in spent.items()} if total else {}
+@dataclass(frozen=True)
+class Shares:
+    """Parts of a whole that are 1 together.
+
+    Attributes:
+      lines: the part of each line.
+      regions: the part of each region without the regions inside of it; "" has the part outside of all regions. Empty
+        for a kernel without regions.
+    """
+
+    lines: Mapping[Place, float]
+    regions: Mapping[str, float]
 
 
-def by_place(cost: Mapping[Op, float]) -> Counter[Place]:
-    """Costs of ops, added up by their places."""
-    spent = Counter[Place]()
-    for op, amount in cost.items():
-        if (place := place_of(op.loc)) is not None:
-            spent[place] += amount  # pyright: ignore[reportArgumentType] -- a Counter of floats
-    return spent
+def shares(spent: Iterable[tuple[Loc, float]]) -> Shares:
+    """The parts of lines and of regions, from costs at places; costs at unknown places are left out."""
+    lines, regions = defaultdict[Place, float](float), defaultdict[str, float](float)
+    for loc, amount in spent:
+        if (place := place_of(loc)) is not None:
+            lines[place] += amount
+            regions[loc.region] += amount
+    total = sum(lines.values())
+    if not total:
+        return Shares({}, {})
+    named = regions if any(regions) else {}
+    return Shares({k: v / total for k, v in lines.items()}, {k: v / total for k, v in named.items()})

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tilekern.errors import EstimateError
 from tilekern.estimate import on_gpu
-from tilekern.estimate.explain.lines import Place, Words, add, place_of, shares, words
+from tilekern.estimate.explain.lines import Shares, Words, add, shares, words
 from tilekern.estimate.result import Estimate
 from tilekern.ir.core import Array, Value
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.lowering import TritonLowering
 from tilekern.lower.triton.program import Program
+from tilekern.source import UNKNOWN, Loc
 
 SHARES_OF = "cycles for which the line's machine code keeps units busy, all units together"
 
@@ -58,7 +58,7 @@ def _words(line: str, boxes: Mapping[str, list[int]], matrix_unit: str) -> list[
     return said
 
 
-def estimate(lowering: TritonLowering, values: Mapping[Value, Array]) -> tuple[Estimate, Mapping[Place, float]]:
+def estimate(lowering: TritonLowering, values: Mapping[Value, Array]) -> tuple[Estimate, Shares]:
     """The estimate, and each line's part of the work; no part where the compiler names no line."""
     on_gpu.check_model(lowering)
     compiled = lowering.compile()
@@ -75,13 +75,10 @@ def estimate(lowering: TritonLowering, values: Mapping[Value, Array]) -> tuple[E
     return forecast, shares(_by_place(lowering.program, launch.spent))
 
 
-def _by_place(program: Program, spent: Mapping[int, float]) -> Mapping[Place, float]:
-    by_place = defaultdict[Place, float](float)
+def _by_place(program: Program, spent: Mapping[int, float]) -> Iterator[tuple[Loc, float]]:
     for line, cycles in spent.items():
-        loc = program.lines.get(line)
-        place = None if loc is None else place_of(loc)
-        by_place[place or (program.loc.file, program.loc.line)] += cycles  # what no line asks for is the kernel's
-    return by_place
+        loc = program.lines.get(line, UNKNOWN)
+        yield loc if loc.line else program.loc, cycles  # what no line asks for is the kernel's
 
 
 def memory(lowering: TritonLowering) -> dict[str, str]:

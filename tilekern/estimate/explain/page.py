@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from tilekern.estimate import drawings
+from tilekern.estimate.explain.text import NO_REGION
 from tilekern.estimate.quantities import duration
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def _parts(explanation: Explanation) -> Iterator[str]:
     yield "</table>"
     if explanation.shares_of:
         yield f"<p>Shares: of the {escape(explanation.shares_of)}.</p>"
+    yield from _regions(explanation)
     yield "<h2>Tiles of the program in the middle of the grid</h2>"
     yield f"<div class=flex>{drawings.arrays(explanation.tiles)}</div>"
     yield "<h2>Memory and settings</h2><table>"
@@ -61,6 +63,15 @@ def _parts(explanation: Explanation) -> Iterator[str]:
     yield "<h2>Programs</h2><div class='flex listings'>"
     yield from (_listing(name, listing) for name, listing in explanation.listings.items())
     yield "</div>"
+
+
+def _regions(explanation: Explanation) -> Iterator[str]:
+    if not explanation.regions:
+        return
+    yield "<h2>Regions</h2><table>"
+    for name, part in explanation.regions.items():
+        yield f"<tr>{''.join(drawings.share(part))}<td>{escape(name or NO_REGION)}</td></tr>"
+    yield "</table>"
 
 
 def _estimate(explanation: Explanation) -> Iterator[str]:

@@ -11,6 +11,9 @@ from tilekern.estimate.quantities import duration, percent
 if TYPE_CHECKING:
     from tilekern.estimate.explain.explanation import Explanation, LineReport
 
+NO_REGION = "(no region)"
+"""The name of what lies outside of all regions."""
+
 _BAR = 10  # characters of the bar of a share
 
 
@@ -51,6 +54,10 @@ def _lines(explanation: Explanation, paint: _Paint) -> Iterator[str]:
         yield from _line(line, paint)
     if explanation.shares_of:
         yield paint("90", f"shares: of the {explanation.shares_of}")
+    if explanation.regions:
+        yield ""
+        yield paint("1", "regions")
+        yield from (f"{_share(part, paint)} {name or NO_REGION}" for name, part in explanation.regions.items())
     yield ""
     yield paint("1", "memory")
     yield from (f"  {name}: {amount}" for name, amount in explanation.memory.items())
@@ -63,11 +70,13 @@ def _lines(explanation: Explanation, paint: _Paint) -> Iterator[str]:
 
 
 def _line(line: LineReport, paint: _Paint) -> Iterator[str]:
-    part = line.share or 0.0
-    share = "" if line.share is None else percent(part)
-    bar = "█" * round(part * _BAR)
-    yield f"{share:>6} {paint('33', f'{bar:<{_BAR}}')} {line.line:>5} | {paint('36', line.text)}"
+    yield f"{_share(line.share, paint)} {line.line:>5} | {paint('36', line.text)}"
     yield from (f"{'':>{_BAR + 14}} {said}" for said in line.became)
+
+
+def _share(share: float | None, paint: _Paint) -> str:
+    bar = "█" * round((share or 0.0) * _BAR)
+    return f"{'' if share is None else percent(share):>6} {paint('33', f'{bar:<{_BAR}}')}"
 
 
 def _changes(explanation: Explanation, paint: _Paint) -> Iterator[str]:
