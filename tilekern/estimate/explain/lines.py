@@ -99,5 +99,5 @@ def shares(spent: Iterable[tuple[Loc, float]]) -> Shares:
     total = sum(lines.values())
     if not total:
         return Shares({}, {})
-    named = regions if any(regions) else {}
-    return Shares({k: v / total for k, v in lines.items()}, {k: v / total for k, v in named.items()})
+    named = {name: amount / total for name, amount in regions.items()} if any(regions) else {}
+    return Shares({place: amount / total for place, amount in lines.items()}, named)

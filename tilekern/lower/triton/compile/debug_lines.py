@@ -20,7 +20,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +49,25 @@ def user_lines(program: Program, file: str) -> Generator[None]:
         """Wrap the stage that makes LLVM's IR. Without arguments the answer is a part of the key of Triton's cache."""
         answer = outer(*arguments) if outer is not None else ("", "")
         if arguments and threading.get_ident() == thread:
-            stages = arguments[1]
-            emit, assembly = stages["llir"], stages.get("ptx")
-            stages["llir"] = lambda source, metadata: with_user_lines(emit(source, metadata), program, file)
-            if assembly is not None:
-                stages["ptx"] = lambda source, metadata: _with_lines_of_calls(assembly(source, metadata))
+            _follow(arguments[1], "llir", functools.partial(with_user_lines, program=program, file=file))
+            _follow(arguments[1], "ptx", _with_lines_of_calls)
         return answer
 
     with runtime.scope():
         runtime.add_stages_inspection_hook = hook
         yield
+
+
+def _follow(stages: dict[str, Any], name: str, rewrite: Callable[[str], str]) -> None:
+    """Let a stage of Triton return its text rewritten; AMD's GPUs have no stage of PTX."""
+    if name not in stages:
+        return
+    stage = stages[name]
+
+    def run(source: Any, metadata: Any) -> str:
+        return rewrite(stage(source, metadata))
+
+    stages[name] = run
 
 
 def places(program: Program) -> list[str]:
