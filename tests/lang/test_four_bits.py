@@ -276,6 +276,28 @@ def test_known_arrays_of_four_bits_in_a_body() -> None:
     same(f(np.ones(6, np.float32))[0], wide(table) + 1)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("of_bytes", [np.uint8, np.int8])
+def test_bitcasts_of_bytes(dtype: Any, target: str, of_bytes: Any) -> None:
+    """Two numbers of a byte, the low half first, and back."""
+    pytest.importorskip(TARGETS[target], reason=f"needs {TARGETS[target]}")
+    x = np.random.default_rng(0).integers(0, 256, (5, 8), np.uint8).view(of_bytes)
+
+    @typed((x.shape, np.float32), (x.shape, np.float32), (x.shape, of_bytes))
+    def f(x, low, high, same):
+        pairs = jax.lax.bitcast_convert_type(x[...], dtype)
+        low[...] = pairs[:, :, 0].astype(jnp.float32)
+        high[...] = jax.lax.index_in_dim(pairs, 1, axis=2, keepdims=False).astype(jnp.float32)
+        same[...] = jax.lax.bitcast_convert_type(pairs, of_bytes)
+
+    expected = np.stack([x.view(np.uint8) & 15, x.view(np.uint8) >> 4], axis=-1).view(dtype)
+    low, high, again = f.trace(x).lower(target).interpret(x)
+    same(low, wide(expected[..., 0]))
+    same(high, wide(expected[..., 1]))
+    np.testing.assert_array_equal(again, x)
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 X = codes((4, 8), jnp.int4)
@@ -291,6 +313,18 @@ def test_arithmetic_in_four_bits_is_refused(function: Any) -> None:
         f.trace(X)
     assert "casts" in raised.value.expected and "int4[4,8]" in raised.value.got
     assert ".astype(jnp.int8)" in raised.value.fix and raised.value.loc.function == "<lambda>"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(np.uint16, jnp.int4), (jnp.int4, jnp.uint4), (np.int32, jnp.float4_e2m1fn)]
+)
+def test_other_bitcasts_are_refused(before: Any, after: Any) -> None:
+    @typed(((4,), np.int32))
+    def f(x, out):
+        jax.lax.bitcast_convert_type(x[...], after)  # <-
+
+    with refused(UnsupportedError, "a bitcast from", expected="int8 or uint8", got=str(np.dtype(after)), fix="uint8"):
+        f.trace(np.zeros((4, 8), before))
 
 
 def test_what_jax_itself_does_not_compute_in_four_bits_is_explained() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -51,6 +51,7 @@ _ALLOWED = frozenset(
         ),
         *("dynamic_slice", "dynamic_update_slice", "gather", "eq", "ne", "lt", "le", "gt", "ge", "max", "min", "clamp"),
         *("reduce_max", "reduce_min", "argmax", "argmin", "sort", "top_k", "reshard", "empty2"),
+        "bitcast_convert_type",
     )
 )
 
@@ -131,6 +132,33 @@ def _high(emit: Emitter, x: Value) -> Value:
     return emit.elementwise(right, x, emit.splat(4, x.tile))
 
 
+# --- bitcasts --------------------------------------------------------------------------------------------------------
+
+
+def bitcast(emit: Emitter, eqn: JaxprEqn, x: Value) -> Value:
+    """Bitcast between bytes [..., n] and 4-bit numbers [..., n, 2], the low half of a byte first.
+
+    Raises:
+      UnsupportedError: the other dtype has another width.
+    """
+    before, after = (np.dtype(var.aval.dtype) for var in cast(Any, (eqn.invars[0], eqn.outvars[0])))
+    if after in FOUR_BITS and before in (I8, U8):
+        bits = x if before == U8 else emit.op(Bitcast, x, dtype=U8)
+        codes = _codes(emit, bits, after)
+        # Numbers are decoded before they stand side by side: a program that takes one half decodes no other.
+        return _side_by_side(emit, [_decoded(emit, half) for half in codes] if kind_of(after) == "float" else codes)
+    if before in FOUR_BITS and after in (I8, U8):
+        *outer, _ = x.tile.shape
+        packed = emit.op(Reshape, _packed(emit, x, before), shape=tuple(outer))
+        return packed if after == U8 else emit.op(Bitcast, packed, dtype=after)
+    raise UnsupportedError(
+        f"a bitcast from {before} to {after} is not part of the language",
+        expected="a bitcast between int8 or uint8 and two numbers of 4 bits",
+        got=f"lax.bitcast_convert_type({before}{list(x.tile.shape)}, {after})",
+        fix="cast with .astype, or go through uint8",
+    )
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,10 +236,21 @@ def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
 def _unpacked(emit: Emitter, packed: Value, dtype: DType) -> Value:
     """Unpack bytes to numbers in their wider dtype; the last dim becomes twice as long."""
     *outer, size = packed.tile.shape
-    halves = emit.op(Bitcast, packed, dtype=I8) if FOUR_BITS[dtype] == I8 else packed
-    pair = [emit.op(Reshape, half(emit, halves), shape=(*outer, size, 1)) for half in (_low, _high)]
-    codes = emit.op(Reshape, emit.op(Concatenate, *pair, dim=len(outer) + 1), shape=(*outer, 2 * size))
+    codes = _side_by_side(emit, _codes(emit, packed, dtype))
+    codes = emit.op(Reshape, codes, shape=(*outer, 2 * size))
     return _decoded(emit, codes) if kind_of(dtype) == "float" else codes
+
+
+def _codes(emit: Emitter, packed: Value, dtype: DType) -> list[Value]:
+    """The low halves of bytes, and the high halves, of the same shape; with a sign if the numbers have one."""
+    signed = emit.op(Bitcast, packed, dtype=I8) if FOUR_BITS[dtype] == I8 else packed
+    return [half(emit, signed) for half in (_low, _high)]
+
+
+def _side_by_side(emit: Emitter, halves: Sequence[Value]) -> Value:
+    """Two tiles [...] as one tile [..., 2]."""
+    shape = halves[0].tile.shape
+    return emit.op(Concatenate, *(emit.op(Reshape, x, shape=(*shape, 1)) for x in halves), dim=len(shape))
 
 
 def _decoded(emit: Emitter, codes: Value) -> Value:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 
 from tilekern._jax import JaxprEqn
@@ -9,13 +11,16 @@ from tilekern.errors import UnsupportedError
 from tilekern.ir.compute import Bitcast
 from tilekern.ir.core import Value
 from tilekern.ir.shape import Concatenate, Reshape, Slice
-from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, DType, TileType
+from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, FOUR_BITS, DType, TileType
+from tilekern.lang import four_bits
 from tilekern.lang.emitter import Emitter, Rule, aval
 
 
 def _bitcast(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     """Bitcast. Between widths, the narrow numbers in a wide number lie along the last dim, the low bits first."""
     x, dtype = operands[0], aval(eqn).dtype
+    if any(np.dtype(cast(Any, var.aval).dtype) in FOUR_BITS for var in (*eqn.invars, *eqn.outvars)):
+        return four_bits.bitcast(emit, eqn, x)
     if x.tile.dtype == dtype:
         return x
     width = x.tile.dtype.itemsize
