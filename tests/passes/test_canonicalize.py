@@ -120,6 +120,32 @@ VALUES = {
         "%4 = slice(%1) {start=[0], stop=[8], stride=[1]} : f32[8] store %4 to %fs[0 +: 8]",
         "store %1 to %fs[0 +: 8]",
     ),
+    "slice of one of two": (
+        """
+        %4 = concatenate(%1, %1) {dim=0} : f32[16]
+        %5 = neg(%1) : f32[8]
+        %6 = concatenate(%4, %5) {dim=0} : f32[24]
+        %7 = slice(%6) {start=[16], stop=[24], stride=[1]} : f32[8]
+        store %7 to %fs[0 +: 8]""",
+        "%4 = neg(%1) : f32[8] store %4 to %fs[0 +: 8]",
+    ),
+    "slice of a part of the second": (
+        """
+        %4 = concatenate(%1, %1) {dim=0} : f32[16]
+        %5 = slice(%4) {start=[9], stop=[16], stride=[2]} : f32[4]
+        store %5 to %fs[0 +: 4]""",
+        "%4 = slice(%1) {start=[1], stop=[8], stride=[2]} : f32[4] store %4 to %fs[0 +: 4]",
+    ),
+    "slice across two": (
+        """
+        %4 = concatenate(%1, %1) {dim=0} : f32[16]
+        %5 = slice(%4) {start=[4], stop=[12], stride=[1]} : f32[8]
+        store %5 to %fs[0 +: 8]""",
+        """
+        %4 = concatenate(%1, %1) {dim=0} : f32[16]
+        %5 = slice(%4) {start=[4], stop=[12], stride=[1]} : f32[8]
+        store %5 to %fs[0 +: 8]""",
+    ),
     "identity pad": (
         "%4 = constant 0.0 : f32[] %5 = pad(%1, %4) {low=[0], high=[0], interior=[0]} : f32[8]store %5 to %fs[0 +: 8]",
         "store %1 to %fs[0 +: 8]",

@@ -14,6 +14,7 @@ Needs: a verified Func. Gives: no op of the left-hand sides below is left where 
     convert x to its own dtype            → x
     convert (convert x to a wider float) to x's own dtype → x
     broadcast, reshape, transpose, slice, pad that changes nothing → its operand
+    slice of elements of one operand of a concatenation → slice of this operand
     broadcast (broadcast x), reshape (reshape x), transpose (transpose x) → one op on x
     switch of constant index              → the region of this index
     fold over no tile (constant bounds)   → its initial carries
@@ -24,6 +25,7 @@ Needs: a verified Func. Gives: no op of the left-hand sides below is left where 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import ml_dtypes
@@ -38,7 +40,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.shape import Broadcast, Pad, Reshape, Slice, Transpose
+from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, kind_of
 from tilekern.passes.canonicalize_access import Absorber
 
@@ -191,9 +193,21 @@ def _transpose(op: Transpose, rewriter: Rewriter) -> _Result:
 
 
 def _slice(op: Slice, rewriter: Rewriter) -> _Result:
-    """Slice of all elements → x."""
+    """Slice of all elements → x; slice of elements of one operand of a concatenation → slice of this operand."""
     # Bounds lie inside the operand, so only the slice of all elements has its shape.
-    return op.operands if op.result.tile == op.operands[0].tile else None
+    if op.result.tile == op.operands[0].tile:
+        return op.operands
+    inner = rewriter.definition(op.operands[0])
+    if not isinstance(inner, Concatenate) or not op.result.tile.shape[inner.dim]:
+        return None
+    d, begin = inner.dim, 0
+    for part in inner.operands:
+        end = begin + part.tile.shape[d]
+        if begin <= op.start[d] and op.stop[d] <= end:
+            start, stop = ((*b[:d], b[d] - begin, *b[d + 1 :]) for b in (op.start, op.stop))
+            return rewriter.visit(replace(op, operands=(part,), start=start, stop=stop))
+        begin = end
+    return None
 
 
 def _pad(op: Pad, rewriter: Rewriter) -> _Result:
