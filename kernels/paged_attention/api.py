@@ -71,6 +71,7 @@ def ragged_paged_attention(
     sinks: jax.Array | None = None,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    cache_dtype: str | None = None,
     new_keys: jax.Array | None = None,
     new_values: jax.Array | None = None,
     return_logsumexp: bool = False,
@@ -88,8 +89,8 @@ def ragged_paged_attention(
     Args:
       query: [T, N, H], float32, bfloat16, float16 or float64.
       kv_pages: [pages, page, 2 K, H], with the keys of head g at 2 g and its values at 2 g + 1; or a pair of keys
-        [pages, page, K, H] and values [pages, page, K, Hv]. Of the query's dtype, int8, float8_e4m3fn or float8_e5m2; K
-        divides N. The cache is read in place.
+        [pages, page, K, H] and values [pages, page, K, Hv]. Of the query's dtype, int8, float8_e4m3fn or float8_e5m2;
+        or with `cache_dtype` uint8[pages, page, K, H]. K divides N. The cache is read in place.
       kv_lens: integers [S], from 0. Keys behind the last page of the table do not exist.
       page_indices: integers [S, P]. Entries that no key needs may hold anything; a page that is not in the cache has
         keys and values of 0.
@@ -103,6 +104,9 @@ def ragged_paged_attention(
       key_scale: what keys are multiplied by: a number, or floats of shape () for all, [K] for each head, or [pages,
         page, K] for each head of each key. None for 1.
       value_scale: the same for values.
+      cache_dtype: "int4" or "float4_e2m1fn", for a cache of bytes. The low half of byte (g, h) of a key is number h of
+        the key of head g, the high half number h of its value, so H may be odd, and no array of 4-bit numbers is
+        copied: `jax.lax.bitcast_convert_type(jnp.stack([keys, values], axis=-1), jnp.uint8)` makes such bytes.
       new_keys: [T, K, H]: the keys of the tokens, which `write_pages` puts into the cache first.
       new_values: [T, K, Hv], with `new_keys`.
       return_logsumexp: return (out, logsumexp), to merge parts of sequences.
@@ -126,14 +130,15 @@ def ragged_paged_attention(
       >>> ragged_paged_attention(query, pages, lengths, table, jnp.array([0, 1, 6])).shape
       (6, 4, 32)
     """
-    pages = None
+    packed, pages = checks.packed_dtype("ragged_paged_attention", cache_dtype), None
     if new_keys is not None or new_values is not None:
         tables = kv_lens, page_indices, cu_q_lens, num_seqs
-        pages = _written(kv_pages, new_keys, new_values, *tables, key_scale=key_scale, value_scale=value_scale)
+        scales = {"key_scale": key_scale, "value_scale": value_scale, "cache_dtype": packed}
+        pages = _written(kv_pages, new_keys, new_values, *tables, **scales)
         kv_pages, key_scale, value_scale = pages
-    cache = checks.cache("ragged_paged_attention", query, kv_pages)
+    cache = checks.cache("ragged_paged_attention", query, kv_pages, packed)
     tables = checks.tables("ragged_paged_attention", query.shape[0], kv_lens, page_indices, cu_q_lens, num_seqs)
-    settings = checks.settings("ragged_paged_attention", query.shape[2], scale, window, softcap)
+    settings = checks.settings("ragged_paged_attention", query.shape[2], scale, window, softcap, packed)
     terms = checks.terms("ragged_paged_attention", query, cache, key_scale, value_scale, sinks)
     if query.size == 0 or kv_lens.size == 0:
         out = jnp.zeros((*query.shape[:2], cache.width), query.dtype)
@@ -186,6 +191,7 @@ def paged_attention(
     sinks: jax.Array | None = None,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    cache_dtype: str | None = None,
     new_keys: jax.Array | None = None,
     new_values: jax.Array | None = None,
     target: str | None = None,
@@ -204,6 +210,7 @@ def paged_attention(
       sinks: float [N], as in `ragged_paged_attention`.
       key_scale: what keys are multiplied by, as in `ragged_paged_attention`.
       value_scale: the same for values.
+      cache_dtype: "int4" or "float4_e2m1fn", for a cache of bytes, as in `ragged_paged_attention`.
       new_keys: [B, K, H]: the keys of the tokens, which `write_pages` puts into the cache first.
       new_values: [B, K, Hv], with `new_keys`.
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -224,14 +231,14 @@ def paged_attention(
       >>> paged_attention(query, (keys, values), jnp.array([30, 5]), jnp.array([[3, 7], [0, 0]])).shape
       (2, 4, 64)
     """
-    pages = None
+    packed, pages = checks.packed_dtype("paged_attention", cache_dtype), None
     if new_keys is not None or new_values is not None:
-        scales = {"key_scale": key_scale, "value_scale": value_scale}
+        scales = {"key_scale": key_scale, "value_scale": value_scale, "cache_dtype": packed}
         pages = _written(kv_pages, new_keys, new_values, kv_lens, page_indices, **scales)
         kv_pages, key_scale, value_scale = pages
-    cache = checks.cache("paged_attention", query, kv_pages)
+    cache = checks.cache("paged_attention", query, kv_pages, packed)
     tables = checks.tables("paged_attention", query.shape[0], kv_lens, page_indices)
-    settings = checks.settings("paged_attention", query.shape[2], scale, window, softcap)
+    settings = checks.settings("paged_attention", query.shape[2], scale, window, softcap, packed)
     terms = checks.terms("paged_attention", query, cache, key_scale, value_scale, sinks)
     if query.size == 0:
         out = jnp.zeros((*query.shape[:2], cache.width), query.dtype)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 
 class Cache(NamedTuple):
     """Pages of keys [pages, page, K, H] and of values [pages, page, K, Hv]; or both in one array, and values None.
 
-    The one array is [pages, page, 2 K, H], with the keys of head g at 2 g and its values at 2 g + 1.
+    The one array is [pages, page, 2 K, H], with the keys of head g at 2 g and its values at 2 g + 1. Of 4-bit numbers
+    it is uint8[pages, page, K, H]: a key in the low half of each byte, its value in the high half.
     """
 
     keys: Any
@@ -17,7 +20,12 @@ class Cache(NamedTuple):
     @property
     def heads(self) -> int:
         """K, the number of heads of keys and values."""
-        return self.keys.shape[2] // (2 if self.values is None else 1)
+        return self.keys.shape[2] // (1 if self.is_packed or self.values is not None else 2)
+
+    @property
+    def is_packed(self) -> bool:
+        """True for bytes of two 4-bit numbers."""
+        return self.keys.dtype == jnp.uint8
 
     @property
     def width(self) -> int:
@@ -34,7 +42,7 @@ class Pages(NamedTuple):
     """A cache after a write, in the form of the arguments of the public functions.
 
     Attributes:
-      kv_pages: an array [pages, page, 2 K, H], or a pair of arrays.
+      kv_pages: an array [pages, page, 2 K, H] or uint8[pages, page, K, H], or a pair of arrays.
       key_scale: what keys are multiplied by: None, a number, or floats of shape (), [K] or [pages, page, K].
       value_scale: the same for values.
     """
@@ -93,8 +101,10 @@ class Settings(NamedTuple):
       scale: what the dot products are multiplied by.
       window: the number of keys that a token attends to, its own included; None for all up to its own.
       softcap: the bound of the scores; None for none.
+      cache_dtype: of the numbers in a cache of bytes; None for a cache of any other dtype.
     """
 
     scale: float
     window: int | None
     softcap: float | None
+    cache_dtype: str | None = None

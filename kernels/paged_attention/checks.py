@@ -28,9 +28,32 @@ hide_frames(__file__)
 QUANTIZED = ("int8", "float8_e4m3fn", "float8_e5m2")
 """The dtypes of caches beside that of the queries."""
 
+PACKED = ("int4", "float4_e2m1fn")
+"""The dtypes of numbers in caches of bytes."""
 
-def cache(function: str, query: Any, kv_pages: Any, name: str = "query") -> Cache:
+
+def packed_dtype(function: str, cache_dtype: Any) -> str | None:
+    """The name of the dtype of 4-bit numbers; None for None.
+
+    Raises:
+      ArgumentError: it is another dtype, or none.
+    """
+    if cache_dtype is None:
+        return None
+    try:
+        name = jnp.dtype(cache_dtype).name
+    except TypeError:
+        name = ""
+    if name in PACKED:
+        return name
+    expected = f"{' or '.join(map(repr, PACKED))}, for kv_pages of uint8, or None"
+    raise refusal(function, "cache_dtype", expected, cache_dtype, "kv_pages of any other dtype need no cache_dtype")
+
+
+def cache(function: str, query: Any, kv_pages: Any, packed: str | None = None, name: str = "query") -> Cache:
     """The cache, whose arrays fit query[T, N, H]; `name` is that of the argument.
+
+    `packed` is the dtype of 4-bit numbers in bytes, None if a cache of bytes is refused.
 
     Raises:
       ArgumentError: shapes or dtypes do not fit.
@@ -39,9 +62,11 @@ def cache(function: str, query: Any, kv_pages: Any, name: str = "query") -> Cach
     pages = Cache(*pair) if len(pair) == 2 else Cache(kv_pages, None)
     named = {name: query, "kv_pages": pages.keys} | ({} if pages.values is None else {"values": pages.values})
     fits = is_float(query) and query.ndim == 3 and (pages.values is not None or pages.keys is kv_pages)
-    fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a) for a in pages if a is not None)
+    fits = fits and all(getattr(a, "ndim", 0) == 4 and _holds(query, a, packed) for a in pages if a is not None)
     fits = fits and pages.keys.shape[3] == query.shape[2] and pages.keys.shape[1] > 0
-    if fits and pages.values is None:
+    if packed is not None:
+        fits = fits and pages.values is None
+    elif fits and pages.values is None:
         fits = pages.keys.shape[2] % 2 == 0
     elif fits:
         keys, values = pair
@@ -52,19 +77,31 @@ def cache(function: str, query: Any, kv_pages: Any, name: str = "query") -> Cach
     raise ArgumentError(
         f"the arrays of {function} do not fit",
         expected=f"{name}[T, N, H] of a float dtype, and kv_pages[pages, page, 2 K, H], or a pair of keys[pages, page, "
-        f"K, H] and values[pages, page, K, Hv], of the query's dtype or {', '.join(QUANTIZED)}; K divides N",
-        got=", ".join(f"{n} = {describe(x)}" for n, x in named.items()),
-        fix=f"cast {name} with .astype; one array has the keys of head g at 2 g, its values at 2 g + 1",
+        f"K, H] and values[pages, page, K, Hv], of the query's dtype or {', '.join(QUANTIZED)}; or with cache_dtype="
+        f"{' or '.join(map(repr, PACKED))} uint8[pages, page, K, H]; K divides N",
+        got=", ".join(f"{n} = {describe(x)}" for n, x in named.items())
+        + ("" if packed is None else f", cache_dtype = {packed!r}"),
+        fix=_remedy(name, pages),
     )
 
 
-def written(function: str, new_keys: Any, new_values: Any, kv_pages: Any) -> Cache:
+def _remedy(name: str, pages: Cache) -> str:
+    if any(str(getattr(x, "dtype", None)) in PACKED for x in pages):
+        # XLA holds such arrays as each platform does, and makes bytes of a whole array for a program.
+        return (
+            "an array of 4-bit numbers would be copied by each call: give a byte for each key and its value, "
+            "jax.lax.bitcast_convert_type(jnp.stack([keys, values], axis=-1), jnp.uint8), and cache_dtype"
+        )
+    return f"cast {name} with .astype; one array has the keys of head g at 2 g, its values at 2 g + 1"
+
+
+def written(function: str, new_keys: Any, new_values: Any, kv_pages: Any, packed: str | None) -> Cache:
     """The cache, whose arrays fit new_keys[T, K, H] and new_values[T, K, Hv].
 
     Raises:
       ArgumentError: shapes or dtypes do not fit.
     """
-    pages = cache(function, new_keys, kv_pages, "new_keys")
+    pages = cache(function, new_keys, kv_pages, packed, "new_keys")
     shape = *new_keys.shape[:2], pages.width
     require(
         pages.heads == new_keys.shape[1] and is_float(new_values) and new_values.shape == shape
@@ -87,9 +124,10 @@ def scale_of_written(function: str, name: str, scale: Any, pages: Cache) -> None
       ArgumentError: it is of another shape or dtype, or each key has a scale in a cache of floats.
     """
     _scale(function, name, scale, pages)
-    if getattr(scale, "ndim", 0) == 3 and str(pages.keys.dtype) not in QUANTIZED:
+    if getattr(scale, "ndim", 0) == 3 and not pages.is_packed and str(pages.keys.dtype) not in QUANTIZED:
         expected = f"a scale for all or for each head, for kv_pages of {pages.keys.dtype}"
-        raise refusal(function, name, expected, scale, f"scales of each key need a cache of {', '.join(QUANTIZED)}")
+        dtypes = ", ".join((*QUANTIZED, *PACKED))
+        raise refusal(function, name, expected, scale, f"scales of each key need a cache of {dtypes}")
 
 
 def tables(
@@ -134,14 +172,14 @@ def _count(function: str, num_seqs: Any, sequences: int) -> jax.Array:
     )
 
 
-def settings(function: str, width: int, scale: Any, window: Any, softcap: Any) -> Settings:
+def settings(function: str, width: int, scale: Any, window: Any, softcap: Any, packed: str | None) -> Settings:
     """The static arguments.
 
     Raises:
       ArgumentError: one is not of its range.
     """
     span = None if window is None else static_int(window, "window", 1)
-    return Settings(scale_of_scores(function, scale, width), span, softcap_of_scores(function, softcap))
+    return Settings(scale_of_scores(function, scale, width), span, softcap_of_scores(function, softcap), packed)
 
 
 def terms(function: str, query: Any, pages: Cache, key_scale: Any, value_scale: Any, sinks: Any) -> Terms:
@@ -168,5 +206,7 @@ def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:
     raise refusal(function, name, expected, scale, "a scale for all, for each head, or for each head of each key")
 
 
-def _holds(query: Any, pages: Any) -> bool:
+def _holds(query: Any, pages: Any, packed: str | None) -> bool:
+    if packed is not None:
+        return pages.dtype == jnp.uint8
     return pages.dtype == query.dtype or str(pages.dtype) in QUANTIZED

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -255,25 +256,31 @@ class Keys(PagedKeys):
     ) -> tuple[jax.Array, Callable[[], jax.Array]]:
         keys, values = self._load(places)
         scores = tk.dot(q, jnp.swapaxes(keys.astype(q.dtype), -1, -2)) * self.factor
-        # A key behind the end has a weight of 0, but its values may be NaN.
-        return self._scaled(scores, self.terms.key_scale, places, exists), lambda: jnp.where(
-            exists[:, None], values, 0
-        ).astype(q.dtype)
+        scores = self._scaled(scores, self.terms.key_scale, places, exists)
+        if self.settings.cache_dtype is not None:
+            return scores, lambda: values().astype(q.dtype)
+        # A key behind the end has a weight of 0, but its values may be NaN, unlike numbers of 4 bits.
+        return scores, lambda: jnp.where(exists[:, None], values(), 0).astype(q.dtype)
 
     def scaled_weights(self, weights: jax.Array, places: Sequence[tuple[Any, Any]], exists: jax.Array) -> jax.Array:
         return self._scaled(weights, self.terms.value_scale, places, exists)
 
-    def _load(self, places: Sequence[tuple[Any, Any]]) -> tuple[jax.Array, jax.Array]:
-        """The keys [G, block_k, H] and values [G, block_k, Hv] of a tile, without the dim G if it is 1."""
+    def _load(self, places: Sequence[tuple[Any, Any]]) -> tuple[jax.Array, Callable[[], jax.Array]]:
+        """The keys [G, block_k, H] of a tile and a function of its values [G, block_k, Hv]; without a dim G of 1."""
         keys, values = self.cache
+        if self.settings.cache_dtype is not None:
+            pairs = self._tile(keys, places, self.heads)
+            return halves(pairs, self.settings.cache_dtype, 0), partial(halves, pairs, self.settings.cache_dtype, 1)
         if values is None and self.g.size == 1:
             pairs = keys.at[:, :, self.g * 2]
-            return self._tile(pairs, places, 0), self._tile(pairs, places, 1)
-        if values is None:
+            loaded = self._tile(pairs, places, 0), self._tile(pairs, places, 1)
+        elif values is None:
             pairs = joined([keys[(*place, self.g * 2)] for place in places])
             pairs = jnp.swapaxes(pairs, 0, 1).reshape(self.g.size, 2, self.block_k, pairs.shape[-1])
-            return pairs[:, 0], pairs[:, 1]
-        return self._tile(keys, places, self.heads), self._tile(values, places, self.heads)
+            loaded = pairs[:, 0], pairs[:, 1]
+        else:
+            loaded = self._tile(keys, places, self.heads), self._tile(values, places, self.heads)
+        return loaded[0], lambda: loaded[1]
 
     def _tile(self, array: Any, places: Sequence[tuple[Any, Any]], heads: Any) -> jax.Array:
         """[G, block_k, H] of an array [pages, page, K, H]; without the dim G if `heads` is a number."""
@@ -293,6 +300,11 @@ class Keys(PagedKeys):
             return numbers * (tile if self.g.size == 1 else tile[:, None, :])
         factor = scale[0 if scale.shape[0] == 1 else self.heads].astype(numbers.dtype)
         return numbers * (factor if factor.ndim == 0 else factor[:, None, None])
+
+
+def halves(pairs: jax.Array, dtype: str, half: int) -> jax.Array:
+    """The 4-bit numbers [...] in the low (0) or high (1) halves of bytes [...]."""
+    return jax.lax.index_in_dim(jax.lax.bitcast_convert_type(pairs, dtype), half, axis=-1, keepdims=False)
 
 
 def joined(tiles: Sequence[jax.Array]) -> jax.Array:

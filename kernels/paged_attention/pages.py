@@ -34,6 +34,7 @@ def write_pages(
     *,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    cache_dtype: str | None = None,
     theta: float | None = None,
     frequencies: jax.Array | None = None,
     interleaved: bool = False,
@@ -48,7 +49,7 @@ def write_pages(
 
     Args:
       kv_pages: the cache, as in `ragged_paged_attention`.
-      new_keys: [T, K, H], of the dtype of the cache, or for a cache of int8, float8_e4m3fn or float8_e5m2 of any float.
+      new_keys: [T, K, H], of the dtype of the cache, or for a cache of 8 or 4 bits of any float.
       new_values: [T, K, Hv], of the dtype of the keys.
       kv_lens: integers [S], the number of keys of each sequence, those of its new tokens included.
       page_indices: integers [S, P].
@@ -56,8 +57,9 @@ def write_pages(
       num_seqs: the number of sequences; S if None.
       key_scale: what keys are divided by: a number, or floats of shape () for all, or [K] for each head. Of shape
         [pages, page, K], for a quantised cache, it is written, too: the largest number of each new key gives its scale,
-        and becomes 127 (int8), 448 (float8_e4m3fn) or 57344 (float8_e5m2). None for 1.
+        and becomes 127 (int8), 448 (float8_e4m3fn), 57344 (float8_e5m2), 7 (int4) or 6 (float4_e2m1fn). None for 1.
       value_scale: the same for values.
+      cache_dtype: of the numbers in a cache of bytes, as in `ragged_paged_attention`.
       theta: rotate keys by their positions as `rope` does, with frequencies of this base; None for no rotation, unless
         `frequencies` are given.
       frequencies: floats [H / 2], radians per position.
@@ -79,7 +81,8 @@ def write_pages(
       >>> bool((cache[7, 0] == 1).all()), float(cache.sum())
       (True, 128.0)
     """
-    cache = checks.written("write_pages", new_keys, new_values, kv_pages)
+    packed = checks.packed_dtype("write_pages", cache_dtype)
+    cache = checks.written("write_pages", new_keys, new_values, kv_pages, packed)
     tables = checks.tables("write_pages", new_keys.shape[0], kv_lens, page_indices, cu_q_lens, num_seqs)
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         checks.scale_of_written("write_pages", name, scale, cache)
@@ -90,11 +93,15 @@ def write_pages(
         rotation: dict[str, Any] = {"frequencies": frequencies, "interleaved": interleaved, "target": target}
         rotation |= {} if theta is None else {"theta": theta}
         new_keys = rope(new_keys[None], positions[None], **rotation)[0]
-    keys, key_scale = stored(new_keys, key_scale, cache.keys.dtype, place)
-    values, value_scale = stored(new_values, value_scale, cache.keys.dtype, place)
+    dtype = cache.keys.dtype if packed is None else jnp.dtype(packed)
+    keys, key_scale = stored(new_keys, key_scale, dtype, place)
+    values, value_scale = stored(new_values, value_scale, dtype, place)
     if cache.values is not None:
         return Pages((put(cache.keys, keys, place), put(cache.values, values, place)), key_scale, value_scale)
-    both = jnp.stack([keys, values], axis=2).reshape(keys.shape[0], -1, keys.shape[2])
+    if packed is not None:
+        both = jax.lax.bitcast_convert_type(jnp.stack([keys, values], axis=3), jnp.uint8)
+    else:
+        both = jnp.stack([keys, values], axis=2).reshape(keys.shape[0], -1, keys.shape[2])
     return Pages(put(cache.keys, both, place), key_scale, value_scale)
 
 

@@ -28,6 +28,7 @@ def reference(
     sinks: jax.Array | None = None,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    cache_dtype: str | None = None,
     new_keys: jax.Array | None = None,
     new_values: jax.Array | None = None,
     return_logsumexp: bool = False,
@@ -39,20 +40,20 @@ def reference(
     """
     if new_keys is not None and new_values is not None:
         tables = kv_lens, page_indices, cu_q_lens, num_seqs
-        pages = write_reference(kv_pages, new_keys, new_values, *tables, key_scale=key_scale, value_scale=value_scale)
+        scales: dict[str, Any] = {"key_scale": key_scale, "value_scale": value_scale, "cache_dtype": cache_dtype}
+        pages = write_reference(kv_pages, new_keys, new_values, *tables, **scales)
         terms: dict[str, Any] = {
             "scale": scale,
             "window": window,
             "softcap": softcap,
             "sinks": sinks,
+            "cache_dtype": cache_dtype,
             **pages._asdict(),
         }
         out = reference(query, terms.pop("kv_pages"), *tables, **terms, return_logsumexp=return_logsumexp, dtype=dtype)
         return (*out, pages) if return_logsumexp else (out, pages)
     wide = dtype or jnp.promote_types(query.dtype, jnp.float32)
-    is_pair = isinstance(kv_pages, (tuple, list))
-    pair: Any = kv_pages if is_pair else (kv_pages[:, :, ::2], kv_pages[:, :, 1::2])
-    keys, values = cast(Sequence[jax.Array], pair)
+    keys, values = _keys_and_values(kv_pages, cache_dtype)
     (tokens, heads, width), page = query.shape, keys.shape[1]
     starts = jnp.arange(tokens + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
     count = kv_lens.shape[0] if num_seqs is None else jnp.asarray(num_seqs).reshape(())
@@ -97,6 +98,7 @@ def write_reference(
     *,
     key_scale: jax.Array | float | None = None,
     value_scale: jax.Array | float | None = None,
+    cache_dtype: str | None = None,
     theta: float | None = None,
     frequencies: jax.Array | None = None,
     interleaved: bool = False,
@@ -110,6 +112,7 @@ def write_reference(
     is_pair = isinstance(kv_pages, (tuple, list))
     keys, values = cast(Sequence[jax.Array], kv_pages if is_pair else (kv_pages, kv_pages))
     pages, page = keys.shape[:2]
+    stored_dtype = keys.dtype if cache_dtype is None else jnp.dtype(cache_dtype)
     tokens, sequences = new_keys.shape[0], kv_lens.shape[0]
     kv_lens, page_indices = jnp.asarray(kv_lens), jnp.asarray(page_indices)
     starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
@@ -132,18 +135,31 @@ def write_reference(
 
     def stored(new: jax.Array, scale: Any) -> tuple[jax.Array, Any]:
         """New keys or values in the dtype of the cache, and the scales with theirs."""
-        largest = LARGEST.get(str(keys.dtype), jnp.inf)
+        largest = LARGEST.get(stored_dtype.name, jnp.inf)
         factor, after = jnp.asarray(1.0 if scale is None else scale, wide), scale
         if scale is not None and factor.ndim == 3:
             of_tokens = (jnp.abs(new.astype(wide)).max(axis=2) / largest).astype(scale.dtype)
             after = placed(scale, jnp.where(of_tokens < 2.0**-126, 1, of_tokens))
             factor = jnp.where(of_tokens < 2.0**-126, 1, of_tokens).astype(wide)
         scaled = new.astype(wide) / (factor[..., None] if factor.size > 1 else factor.reshape(()))
-        scaled = jnp.round(scaled) if keys.dtype == jnp.int8 else scaled
-        return jnp.clip(scaled, -largest, largest).astype(keys.dtype), after
+        scaled = jnp.round(scaled) if stored_dtype.name.startswith("int") else scaled
+        return jnp.clip(scaled, -largest, largest).astype(stored_dtype), after
 
     (of_keys, key_scale), (of_values, value_scale) = stored(new_keys, key_scale), stored(new_values, value_scale)
     if is_pair:
         return Pages((placed(keys, of_keys), placed(values, of_values)), key_scale, value_scale)
-    both = jnp.stack([of_keys, of_values], axis=2).reshape(tokens, -1, of_keys.shape[2])
+    if cache_dtype is not None:
+        both = jax.lax.bitcast_convert_type(jnp.stack([of_keys, of_values], axis=3), jnp.uint8)
+    else:
+        both = jnp.stack([of_keys, of_values], axis=2).reshape(tokens, -1, of_keys.shape[2])
     return Pages(placed(keys, both), key_scale, value_scale)
+
+
+def _keys_and_values(kv_pages: Any, cache_dtype: str | None) -> Sequence[jax.Array]:
+    """The keys [pages, page, K, H] and the values [pages, page, K, Hv] of a cache of any form."""
+    if isinstance(kv_pages, (tuple, list)):
+        return cast(Sequence[jax.Array], kv_pages)
+    if cache_dtype is None:
+        return kv_pages[:, :, ::2], kv_pages[:, :, 1::2]
+    pairs = jax.lax.bitcast_convert_type(kv_pages, jnp.dtype(cache_dtype))
+    return pairs[..., 0], pairs[..., 1]

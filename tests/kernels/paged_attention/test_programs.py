@@ -1,5 +1,6 @@
 """Programs of paged attention: nothing spills on GPUs, and no program copies the cache, on CPUs, GPUs or TPUs."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,14 +17,20 @@ pytestmark = pytest.mark.one_backend
 def lowered(target: str, dtype: str, page: int, cache_dtype: str | None = None) -> Any:
     """The lowerings of both kernels, for Llama 3 8B: 512 tokens of 64 sequences, up to 8,192 keys each."""
     query = jax.ShapeDtypeStruct((512, 32, 128), dtype)
-    cache = jax.ShapeDtypeStruct((64 * 8192 // page, page, 16, 128), cache_dtype or dtype)
+    packed = cache_dtype in ("int4", "float4_e2m1fn")
+    heads, numbers = (8, "uint8") if packed else (16, cache_dtype or dtype)
+    cache = jax.ShapeDtypeStruct((64 * 8192 // page, page, heads, 128), numbers)
     tables = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((64,), (64, 8192 // page), (65,), (1,)))
-    return lowerings_of(ragged_paged_attention, [query, cache, *tables], resolve(target))
+    call = partial(ragged_paged_attention, cache_dtype=cache_dtype) if packed else ragged_paged_attention
+    return lowerings_of(call, [query, cache, *tables], resolve(target))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
-@pytest.mark.parametrize("dtypes", [("bfloat16", None), ("float32", None), ("bfloat16", "int8")])
+@pytest.mark.parametrize(
+    "dtypes",
+    [("bfloat16", None), ("float32", None), ("bfloat16", "int8"), ("bfloat16", "int4"), ("bfloat16", "float4_e2m1fn")],
+)
 def test_nothing_spills(target: str, dtypes: tuple[str, str | None]) -> None:
     pytest.importorskip("triton", reason="needs triton")
     for lowering in lowered(target, dtypes[0], 16, dtypes[1]):
@@ -31,10 +38,12 @@ def test_nothing_spills(target: str, dtypes: tuple[str, str | None]) -> None:
 
 
 @pytest.mark.parametrize("target", ["tpu:v5e", "tpu:v6e"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16", None), ("float32", None), ("bfloat16", "int4"), ("float32", "float4_e2m1fn")]
+)
 @pytest.mark.parametrize("page", [16, 128])
-def test_the_cache_is_read_as_it_lies_in_memory(target: str, dtype: str, page: int) -> None:
-    for lowering in lowered(target, dtype, page):
+def test_the_cache_is_read_as_it_lies_in_memory(target: str, dtypes: tuple[str, str | None], page: int) -> None:
+    for lowering in lowered(target, dtypes[0], page, dtypes[1]):
         (line, *_) = [line for line in str(lowering.plan).splitlines() if " cache.keys[" in line]
         assert "in HBM, blocks" in line and "XLA" not in line, line
 
