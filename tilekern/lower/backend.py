@@ -253,6 +253,8 @@ class Backend:
       estimator: the name of a module with `estimate(lowering, values)`, which returns the `Estimate` of a program;
         `values` are arrays by their param of `lowering.func`, where they are known. It is imported for an estimate, for
         models stand in a layer above. "" if there is no model.
+      explainer: the name of a module for `explain`, with the functions of `estimate.explain.explainer.Explainer`. It is
+        imported for an explanation, as `estimator`. "" if programs are not explained.
       reads_four_bits: True if programs read an array of 4-bit numbers as XLA holds it, where its rows are whole bytes.
       fuzz: the modes of the fuzzer; by default the plain programs on the representative target.
     """
@@ -277,6 +279,7 @@ class Backend:
     process_bound: str = ""
     custom_call: str = ""
     estimator: str = ""
+    explainer: str = ""
     reads_four_bits: bool = False
     fuzz: tuple[FuzzMode, ...] = ()
 

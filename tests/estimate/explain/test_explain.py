@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import sys
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,12 @@ from tests.estimate import kernels
 from tests.estimate.kernels import product, row_sums, types
 from tilekern.errors import ArgumentError, EstimateError, TargetError
 from tilekern.estimate import Estimate
-from tilekern.estimate.explain import Explanation, Variants
+from tilekern.estimate.explain import Explanation, Listing, Variants, explain
 from tilekern.estimate.explain.changes import try_changes
+from tilekern.estimate.explain.explainer import Explainer, Forecast, explainer_of
+from tilekern.estimate.explain.lines import Shares
+from tilekern.lower.backend import Backend
+from tilekern.lower.target import BACKENDS, Target
 
 needs_llvm = pytest.mark.skipif(find_spec("llvmlite") is None, reason="needs llvmlite")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
@@ -106,6 +112,56 @@ def test_a_loop_without_values_is_explained_without_an_estimate() -> None:
 def test_the_portable_backend_is_not_explained() -> None:
     with pytest.raises(EstimateError, match="no model of programs of the portable backend"):
         product.trace(*types((64, 64), (64, 64))).lower("cpu:xla").explain()
+
+
+def explainer_module(explanation: Explanation, calls: list[str]) -> ModuleType:
+    """A module for `Backend.explainer`, which tells as much as an explanation does, and notes what it is asked."""
+    module, place = ModuleType("explainer_of_other"), (explanation.lines[0].file, explanation.lines[0].line)
+
+    def forecast(lowering: Any, target: Target, values: Any) -> Forecast:
+        calls.append(f"forecast for {target.name}")
+        if "n" in {param.name for param in lowering.func.inputs}:
+            raise EstimateError("no numbers", expected="a kernel without n", got="n", fix="leave it out")
+        assert explanation.estimate is not None
+        return Forecast(explanation.estimate, Shares({place: 1.0}, {}), "turns of the other machine")
+
+    functions = {
+        "forecast": forecast,
+        "became": lambda lowering: {place: {"a loop of the other machine": None}},
+        "memory": lambda lowering: {"heap": "all of it"},
+        "programs": lambda lowering, numbers: {"program": Listing("halt", (numbers[place],))},
+    }
+    vars(module).update(functions)
+    return module
+
+
+@needs_llvm
+def test_a_backend_of_another_package_explains_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    module, target = explainer_module(explained("cpu:llvm"), calls), Target("cpu:other", "cpu", "other")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    record = Backend("other", (target,), lower=lambda *unused: None, explainer=module.__name__)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(BACKENDS, "other", record)
+    program = product.trace(*types((64, 64), (64, 64))).lower("cpu:xla")
+    explanation = explain(cast(Any, SimpleNamespace(func=program.ir)), target, [None, None], {})
+    assert calls == ["forecast for cpu:other"]
+    assert [(line.became, line.share) for line in explanation.lines] == [(("a loop of the other machine",), 1.0)]
+    assert (explanation.shares_of, explanation.memory) == ("turns of the other machine", {"heap": "all of it"})
+    assert (
+        explanation.listings["program"] == Listing("halt", (0,)) and "func @" in explanation.listings["block IR"].text
+    )
+    rows = row_sums.trace(*types((64, 512), (64,))).lower("cpu:xla")
+    unestimated = explain(cast(Any, SimpleNamespace(func=rows.ir)), target, [None, None], {"n": 8})
+    assert (unestimated.estimate, unestimated.unestimated, unestimated.lines[0].share) == (None, "no numbers", None)
+
+
+@pytest.mark.parametrize("backend", [b for b in BACKENDS.values() if b.explainer], ids=lambda b: b.name)
+def test_explainers_have_all_functions(backend: Backend) -> None:
+    assert backend.estimator, "an explanation has an estimate"
+    explainer = explainer_of(backend.targets[0])
+    for name in ("forecast", "became", "memory", "programs"):
+        declared, own = (list(inspect.signature(getattr(x, name)).parameters) for x in (Explainer, explainer))
+        assert declared == ["self", *own]
 
 
 @needs_llvm

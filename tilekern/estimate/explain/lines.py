@@ -36,7 +36,7 @@ def add(to: Words, loc: Loc, *said: str) -> None:
 
 
 def accesses(func: Func, masks: bool) -> Words:
-    """What a backend makes of each access: gathers, atomics, and masks or the proofs that make them needless.
+    """By place the words of each access: gathers, atomics, and masks or the proofs that make them needless.
 
     Args:
       func: the Func.

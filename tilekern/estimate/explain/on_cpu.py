@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tilekern.estimate import by_target
 from tilekern.estimate.cpu.rates import rates as rates_of
-from tilekern.estimate.explain.lines import Words, add, words
+from tilekern.estimate.explain import listings, work
+from tilekern.estimate.explain.explainer import Forecast
+from tilekern.estimate.explain.explanation import Listing
+from tilekern.estimate.explain.lines import Place, Words, accesses, add
 from tilekern.estimate.on_cpu import FUNCTION, MICROKERNEL
 from tilekern.ir.compute import Dot
-from tilekern.ir.core import definitions
+from tilekern.ir.core import Array, Value, definitions
 from tilekern.lower.llvm.gemm.shapes import dot_shape
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.plan.plan_text import line_of, step_words
 from tilekern.lower.llvm.plan.steps import BufferCopies, LoopNest, Step
+from tilekern.lower.target import Target
+
+
+def forecast(lowering: LlvmLowering, target: Target, values: Mapping[Value, Array]) -> Forecast:
+    """The estimate, and each line's part of the work by the rates of the units."""
+    parts = work.shares_of_lines(lowering.func, values, rates(lowering))
+    return Forecast(by_target.of_values(lowering, target, values), parts, work.SHARES_OF)
 
 
 def became(lowering: LlvmLowering) -> Words:
     """What the plan makes of each of the user's lines."""
-    said, definition = words(), definitions(lowering.legal)
+    said, definition = accesses(lowering.func, masks=True), definitions(lowering.legal)
     for steps in lowering.planned.steps.values():
         for step in steps:
             if isinstance(step, LoopNest):
@@ -43,6 +56,12 @@ def _dot(step: Step, op: Dot, lowering: LlvmLowering) -> str:
 def memory(lowering: LlvmLowering) -> dict[str, str]:
     """The scratch memory of a thread."""
     return {"scratch": f"{lowering.program.scratch:,} bytes for each thread", "tasks": f"{lowering.program.tasks:,}"}
+
+
+def programs(lowering: LlvmLowering, numbers: Mapping[Place, int]) -> dict[str, Listing]:
+    """LLVM IR, and the machine code as assembly."""
+    del numbers  # no line tells where it comes from
+    return {"program": listings.plain(lowering.text), "assembly": listings.plain(lowering.compile().asm["s"])}
 
 
 def rates(lowering: LlvmLowering) -> tuple[float, float, float, float]:

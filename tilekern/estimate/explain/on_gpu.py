@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from tilekern.errors import EstimateError
 from tilekern.estimate import on_gpu
-from tilekern.estimate.explain.lines import Shares, Words, add, shares, words
-from tilekern.estimate.result import Estimate
+from tilekern.estimate.explain import listings
+from tilekern.estimate.explain.explainer import Forecast
+from tilekern.estimate.explain.explanation import Listing
+from tilekern.estimate.explain.lines import Place, Words, accesses, add, shares
 from tilekern.ir.core import Array, Value
+from tilekern.lower.target import Target
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.lowering import TritonLowering
 from tilekern.lower.triton.program import Program
@@ -26,8 +29,8 @@ _WAIT = re.compile(r"\bmbarrier\.wait\(")
 
 
 def became(lowering: TritonLowering) -> Words:
-    """What the program makes of each of the user's lines."""
-    program, said = lowering.program, words()
+    """What the program makes of each of the user's lines. Its source says which accesses have masks."""
+    program, said = lowering.program, accesses(lowering.func, masks=False)
     boxes = {a.name: list(a.descriptor.block) for a in program.arguments if a.descriptor is not None}
     for number, line in enumerate(program.text.splitlines(), 1):
         loc = program.lines.get(number)
@@ -58,8 +61,9 @@ def _words(line: str, boxes: Mapping[str, list[int]], matrix_unit: str) -> list[
     return said
 
 
-def estimate(lowering: TritonLowering, values: Mapping[Value, Array]) -> tuple[Estimate, Shares]:
+def forecast(lowering: TritonLowering, target: Target, values: Mapping[Value, Array]) -> Forecast:
     """The estimate, and each line's part of the work; no part where the compiler names no line."""
+    del target  # the lowering knows it
     on_gpu.check_model(lowering)
     compiled = lowering.compile()
     cubin = compiled.asm["cubin"]
@@ -71,8 +75,8 @@ def estimate(lowering: TritonLowering, values: Mapping[Value, Array]) -> tuple[E
             fix='lower for "cuda:sm_90", say',
         )
     sass = toolchain.disassemble(cubin, lines=True)
-    forecast, launch = on_gpu.of_machine_code(lowering, values, compiled.resources, sass)
-    return forecast, shares(_by_place(lowering.program, launch.spent))
+    estimate, launch = on_gpu.of_machine_code(lowering, values, compiled.resources, sass)
+    return Forecast(estimate, shares(_by_place(lowering.program, launch.spent)), SHARES_OF)
 
 
 def _by_place(program: Program, spent: Mapping[int, float]) -> Iterator[tuple[Loc, float]]:
@@ -92,3 +96,13 @@ def memory(lowering: TritonLowering) -> dict[str, str]:
     if resources.tensor_columns is not None:
         bill["tensor memory"] = f"{resources.tensor_columns} of 512 columns"
     return bill
+
+
+def programs(lowering: TritonLowering, numbers: Mapping[Place, int]) -> dict[str, Listing]:
+    """Triton or Gluon source, and the instructions of the GPU."""
+    cubin = lowering.compile().asm.get("cubin")
+    sass = toolchain.disassemble(cubin, lines=True) if cubin else ""
+    return {
+        "program": listings.of_triton(lowering, numbers),
+        "assembly": listings.of_sass(lowering, sass, numbers),
+    }

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from tilekern.estimate.explain.lines import Words, add, words
+from collections.abc import Mapping
+
+from tilekern.estimate import by_target
+from tilekern.estimate.explain import listings, work
+from tilekern.estimate.explain.explainer import Forecast
+from tilekern.estimate.explain.explanation import Listing
+from tilekern.estimate.explain.lines import Place, Words, accesses, add
 from tilekern.estimate.tpu.chips import chip
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
+from tilekern.ir.core import Array, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.mosaic.plan.describe import layout_words, loop_words
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.target import Target
 
 LANES = 8 * 128  # of a vector register
 
 
+def forecast(lowering: MosaicLowering, target: Target, values: Mapping[Value, Array]) -> Forecast:
+    """The estimate, and each line's part of the work by the rates of the units."""
+    parts = work.shares_of_lines(lowering.func, values, rates(lowering))
+    return Forecast(by_target.of_values(lowering, target, values), parts, work.SHARES_OF)
+
+
 def became(lowering: MosaicLowering) -> Words:
     """What the plan makes of each of the user's lines."""
-    plan, said = lowering.planned, words()
+    plan, said = lowering.planned, accesses(lowering.func, masks=True)
     for op in plan.func.walk():
         match op:
             case Fold():
@@ -49,6 +63,12 @@ def memory(lowering: MosaicLowering) -> dict[str, str]:
         if size:
             bill[f"VMEM, {name}"] = f"{size / 2**10:,.0f} KiB"
     return bill
+
+
+def programs(lowering: MosaicLowering, numbers: Mapping[Place, int]) -> dict[str, Listing]:
+    """Mosaic's MLIR: libtpu shows no assembly that people read."""
+    del numbers  # no line tells where it comes from
+    return {"program": listings.plain(lowering.text)}
 
 
 def rates(lowering: MosaicLowering) -> tuple[float, float, float, float]:

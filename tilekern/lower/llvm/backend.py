@@ -61,6 +61,7 @@ BACKEND = Backend(
     install="pip install 'tilekern[cpu]'",
     process_bound="machine code of this process",
     estimator="tilekern.estimate.on_cpu",
+    explainer="tilekern.estimate.explain.on_cpu",
     reads_four_bits=True,
     fuzz=(
         FuzzMode("cpu:llvm"),

@@ -74,6 +74,7 @@ def backend(evaluate: Callable[..., Sequence[jax.Array]]) -> Backend:
         interprets_without=True,
         install="pip install 'tilekern[tpu]'",
         estimator="tilekern.estimate.on_tpu",
+        explainer="tilekern.estimate.explain.on_tpu",
         fuzz=(
             FuzzMode("tpu index vectors", "index vectors", x64=False, every_target=True, batch=8),
             FuzzMode("tpu", narrow=True, x64=False, every_target=True, batch=8),

@@ -105,6 +105,7 @@ BACKEND = Backend(
     install="pip install 'tilekern[cuda]'",
     custom_call=CUSTOM_CALL,
     estimator="tilekern.estimate.on_gpu",
+    explainer="tilekern.estimate.explain.on_gpu",
     fuzz=(
         FuzzMode("cuda:sm_90 index vectors", "index vectors", lacks=_NO_ATOMIC),
         FuzzMode("cuda:sm_90 gluon", "products", batch=1, outputs=_simulated_gluon),
