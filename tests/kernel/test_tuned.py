@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import refused
 from tilekern.errors import ArgumentError, LoadError
+from tilekern.kernel import body
 from tilekern.kernel.tuned import Entry, Key
 from tilekern.kernels.matmul.kernel import matmul
+from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
 
 X = jnp.arange(1000.0)
@@ -291,3 +295,97 @@ def test_parameters_have_other_names_than_emitter() -> None:
 
         @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
         def _(x: Any, out: Any, *, emitter: str = "gluon") -> None: ...  # <-
+
+
+# --- tables that tilekern ships ---------------------------------------------------------------------------------------
+
+ROWS = jax.ShapeDtypeStruct((512, 384), jnp.float32)
+SHIPPED = {"block_rows": 2, "block_columns": 384}
+
+
+def shipped_key(x: Any = ROWS, **keywords: Any) -> Key:
+    with tk.Tuned(shipped=False):
+        tuning = softmax_forward.trace(x, target="cpu:xla", **keywords)._kernel.tuning
+        return tuning.shipped_key(resolve("cpu:xla"))
+
+
+def ship(monkeypatch: pytest.MonkeyPatch, *entries: Entry) -> None:
+    """Ship a table for cpu:xla. Earlier calls of these kernels are forgotten: a process has one table."""
+    tables = {"cpu:xla": tk.Tuned(entries)}
+    monkeypatch.setattr(body, "shipped", tables.get)
+    for kernel in (softmax_forward, double):
+        monkeypatch.setattr(kernel, "_by_types", {})
+
+
+def rows_of(x: Any = ROWS, **keywords: Any) -> int:
+    """The rows of a program of softmax on cpu:xla."""
+    return softmax_forward.trace(x, target="cpu:xla", **keywords).ir.axes[0].block
+
+
+def test_kernels_of_tilekern_have_the_blocks_that_it_ships(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = rows_of()
+    assert own != 2
+    ship(monkeypatch, entry(shipped_key(), **SHIPPED))
+    assert rows_of() == 2
+    with tk.Tuned(shipped=False):
+        assert rows_of() == own
+    with tk.Tuned():  # a file of the user without an entry
+        assert rows_of() == 2
+    with tk.Tuned(shipped=False), tk.Tuned():
+        assert rows_of() == own
+
+
+def test_the_user_wins_over_shipped_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, entry(shipped_key(), **SHIPPED), entry(shipped_key(block_rows=16), **SHIPPED))
+    assert rows_of(block_rows=16) == 16
+    with tk.Tuned((entry(key(softmax_forward, ROWS), **{**SHIPPED, "block_rows": 4}),)):
+        assert rows_of() == 4
+
+
+def test_a_shipped_row_serves_its_own_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, entry(shipped_key(), **SHIPPED))
+    for shape, dtype in (((512, 383), jnp.float32), ((511, 384), jnp.float32), ((512, 384), jnp.bfloat16)):
+        assert rows_of(jax.ShapeDtypeStruct(shape, dtype)) != 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kernel": "another"},
+        {"ir": "0123456789abcdef"},
+        {"device": "a machine"},
+        {"target": "cuda:sm_90"},
+        {"versions": (("jaxlib", "0.0.1"),)},
+        {"programs": 1024},
+        {"gradient": True},
+        {"fixed": (("block_rows", 1),)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_stale_shipped_row_is_a_miss(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = rows_of()
+    ship(monkeypatch, entry(replace(shipped_key(), **other), **SHIPPED))
+    assert rows_of() == own
+
+
+@pytest.mark.parametrize("settings", [{"rows": 2}, {"block_rows": "two"}])
+def test_a_shipped_row_of_an_older_signature_is_a_miss(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = rows_of()
+    ship(monkeypatch, entry(shipped_key(), **settings))
+    assert rows_of() == own
+
+
+def test_kernels_of_users_have_no_shipped_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = double.trace(X, target="cpu:xla")._kernel.tuning
+    ship(monkeypatch, entry(tuning.shipped_key(resolve("cpu:xla")), block=32))
+    assert block_of() == 128
+
+
+def test_shipped_tables_are_read_by_calls_only() -> None:
+    code = (
+        "import tilekern.kernels, sys; from tilekern.kernel.tuned import shipped;"
+        "sys.exit(shipped.cache_info().currsize)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

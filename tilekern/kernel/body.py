@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -24,7 +24,7 @@ from tilekern.kernel.fingerprint import key_of
 from tilekern.kernel.instance import Version
 from tilekern.kernel.primitive import Types
 from tilekern.kernel.signature import LAUNCH
-from tilekern.kernel.tuned import Entry, Key
+from tilekern.kernel.tuned import Entry, Key, Tuned, shipped
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.backend import OPEN
@@ -165,40 +165,44 @@ class Body:
 
     def settings(self, target: Target) -> Mapping[str, Tunable]:
         """Blocks, choices and launch options on a target: the call's, else tuned ones, else the schedule's."""
-        call, own = self.call, self.own_settings(target)
-        if call.tuned is None:
-            return own
+        own = self.own_settings(target)
         if target not in self._tuned:
-            entry = self._entry(target)
+            entry = _entry(self._own_entry, target) or _entry(self._shipped_entry, target)
             settings = {} if entry is None else dict(entry.settings)
-            self._tuned[target] = call.signature.check_blocks(settings, "the file of tuned blocks")
-        return {**own, **self._tuned[target], **call.options.blocks}
+            self._tuned[target] = self.call.signature.check_blocks(settings, "the file of tuned blocks")
+        return {**own, **self._tuned[target], **self.call.options.blocks}
 
     def emitter(self, target: Target) -> str:
         """The emitter that a file of tuned blocks chose for a target that leaves it open; "" if it chose none."""
-        entry = self._own_entry(target)
+        entry = self._own_entry(target) or self._shipped_entry(target)
         return "" if entry is None else entry.emitter
 
-    def _entry(self, target: Target) -> Entry | None:
-        """The entry for a target: its own; else the entry for the open emitter, if that chose the target's emitter."""
-        own = self._own_entry(target)
-        if own is not None or target.emitter == OPEN or OPEN not in target.emitters:
-            return own
-        entry = self._own_entry(replace(target, emitter=OPEN))
-        return entry if entry is not None and entry.emitter == (target.emitter or target.emitters[0]) else None
-
     def _own_entry(self, target: Target) -> Entry | None:
-        """The entry whose key has the target and its emitter."""
-        call, table = self.call, self.call.tuned
-        if table is None or (call.name, target.full_name, bool(call.definition.derives)) not in table.names:
-            return None
-        return table.entry(self.key(target))
+        """The entry of the user's table whose key has the target and its emitter."""
+        table = self.call.tuned
+        return table.entry(self.key(target)) if table is not None and self._has_entries(table, target) else None
 
-    def key(self, target: Target) -> Key:
-        """The key of the call in tables of tuned blocks."""
+    def _shipped_entry(self, target: Target) -> Entry | None:
+        """The same of the table that tilekern ships with its own kernels; an entry of an older signature is a miss."""
+        call = self.call
+        if not source.is_prebuilt(call.definition.loc) or (call.tuned is not None and not call.tuned.shipped):
+            return None
+        table = shipped(target.name)
+        if table is None or not self._has_entries(table, target):
+            return None
+        entry = table.entry(self.key(target, of_shipped=True))
+        return entry if entry is not None and call.signature.takes(dict(entry.settings)) else None
+
+    def _has_entries(self, table: Tuned, target: Target) -> bool:
+        """True if a table has entries for the kernel on a target, of whatever IR."""
+        return (self.call.name, target.full_name, bool(self.call.definition.derives)) in table.names
+
+    def key(self, target: Target, of_shipped: bool = False) -> Key:
+        """The key of the call in tables of tuned blocks; with `of_shipped` in those that tilekern ships."""
         own = self.own_settings(target)
         func = self.trace(self._blocks_of(own)).tracing.func
-        return key_of(func, target, self.call.options.blocks, own.values(), bool(self.call.definition.derives))
+        derives = bool(self.call.definition.derives)
+        return key_of(func, target, self.call.options.blocks, own.values(), derives, of_shipped)
 
     def launch(self, target: Target) -> Mapping[str, int]:
         """The launch options on a target that the call or the schedule gives: the schedule that chose the blocks."""
@@ -407,6 +411,20 @@ class Proof:
             return f"the body depends on its size ({different})"
         pairs = zip(self.whole.trace(blocks).tracing.captured, traced.captured, strict=True)
         return "" if all(_same(*pair) for pair in pairs) else "the body closes over other arrays for a part"
+
+
+def _entry(of: Callable[[Target], Entry | None], target: Target) -> Entry | None:
+    """The entry for a target: its own; else the entry for the open emitter, if that chose the target's emitter.
+
+    Args:
+      of: returns the entry of a table whose key has a target and its emitter.
+      target: the target.
+    """
+    own = of(target)
+    if own is not None or target.emitter == OPEN or OPEN not in target.emitters:
+        return own
+    entry = of(replace(target, emitter=OPEN))
+    return entry if entry is not None and entry.emitter == (target.emitter or target.emitters[0]) else None
 
 
 def failed(error: Exception) -> str:

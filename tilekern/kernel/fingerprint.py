@@ -23,7 +23,14 @@ MANY = 1024
 _NUMBER = re.compile(r"(?<![\w%@.])\d+(?:\.\d*)?(?![\w.])")
 
 
-def key_of(func: Func, target: Target, fixed: Mapping[str, Tunable], blocks: Iterable[Tunable], gradient: bool) -> Key:
+def key_of(
+    func: Func,
+    target: Target,
+    fixed: Mapping[str, Tunable],
+    blocks: Iterable[Tunable],
+    gradient: bool,
+    shipped: bool = False,
+) -> Key:
     """The key of a kernel.
 
     Args:
@@ -32,14 +39,22 @@ def key_of(func: Func, target: Target, fixed: Mapping[str, Tunable], blocks: Ite
       fixed: the blocks, choices and launch options that the call gives.
       blocks: the schedule's own blocks.
       gradient: True for the kernels of derived derivatives.
+      shipped: True for the key in tables that tilekern ships. It has the sizes of all dims in the place of buckets, no
+        machine, and of versions only the compiler's: a table belongs to the tilekern that it comes with, and a version
+        of JAX that traces other ops changes the hash.
     """
-    programs = min(_bucket(math.prod(axis.tiles for axis in func.axes)), MANY)
+    programs = math.prod(axis.tiles for axis in func.axes)
     given = tuple(sorted(fixed.items()))
     ir = _structure(func, blocks)
     backend = backend_of(target)
     versions = _versions(backend.package)
+    if shipped:
+        sizes = tuple((f"{p.name}[{n}]", size) for p in func.params for n, size in enumerate(p.ref.shape))
+        return Key(func.name, ir, gradient, sizes, programs, given, target.full_name, "", versions[-1:])
+    extents = tuple((name, _bucket(size)) for name, size in _extents(func))
     device = backend.machine(target) if backend.compiles and backend.is_here(target) else ""
-    return Key(func.name, ir, gradient, _extents(func), programs, given, target.full_name, device, versions)
+    bucket = min(_bucket(programs), MANY)
+    return Key(func.name, ir, gradient, extents, bucket, given, target.full_name, device, versions)
 
 
 def _structure(func: Func, blocks: Iterable[Tunable]) -> str:
@@ -56,10 +71,10 @@ def _structure(func: Func, blocks: Iterable[Tunable]) -> str:
 
 
 def _extents(func: Func) -> tuple[tuple[str, int], ...]:
-    """The buckets of the dims that not only tiles of the grid divide, by the name of the array and the dim's number."""
+    """The sizes of the dims that not only tiles of the grid divide, by the name of the array and the dim's number."""
     by_grid = {(param, n) for op in func.walk() if isinstance(op, MemoryOp) for param, n in _dims_of_grid(op, func)}
     dims = ((p, n, size) for p in func.params for n, size in enumerate(p.ref.shape) if (p, n) not in by_grid)
-    return tuple((f"{p.name}[{n}]", _bucket(size)) for p, n, size in dims)
+    return tuple((f"{p.name}[{n}]", size) for p, n, size in dims)
 
 
 def _dims_of_grid(op: MemoryOp, func: Func) -> list[tuple[object, int]]:

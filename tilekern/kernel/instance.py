@@ -92,6 +92,7 @@ class Tuning(NamedTuple):
       settings: returns the blocks, choices and launch options on a target.
       varied: returns the kernel with other ones, for a call that names a target; None for the call's own target.
       key: returns the key of the call in files of tuned blocks, for a target.
+      shipped_key: returns the key of the call in the table of a target that tilekern ships.
       signature: the parameters of the kernel.
       fixed: the blocks, choices and launch options that the call itself gives.
       for_derivatives: returns the kernel with the blocks that its derived derivatives have.
@@ -100,6 +101,7 @@ class Tuning(NamedTuple):
     settings: Callable[[Target], Mapping[str, Tunable]]
     varied: Callable[[Mapping[str, Tunable], Target | None], Instance]
     key: Callable[[Target], Key]
+    shipped_key: Callable[[Target], Key]
     signature: Signature
     fixed: Mapping[str, Tunable]
     for_derivatives: Callable[[], Instance]

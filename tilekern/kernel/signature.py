@@ -149,6 +149,14 @@ class Signature:
                 fix="convert it",
             )
 
+    def takes(self, values: Mapping[str, Any]) -> bool:
+        """True if `check_blocks` takes the values."""
+        try:
+            self.check_blocks(values, "")
+        except ArgumentError:
+            return False
+        return True
+
     def check_blocks(self, values: Mapping[str, Any], origin: str) -> dict[str, Tunable]:
         """Block sizes, launch options and choices from a call or a schedule.
 

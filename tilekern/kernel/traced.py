@@ -74,6 +74,7 @@ def instance(body: Body) -> Instance:
             body.settings,
             varied,
             body.key,
+            partial(body.key, of_shipped=True),
             body.call.signature,
             body.call.options.blocks,
             lambda: instance(body.for_derivatives(always=True)),

@@ -47,12 +47,15 @@ class Key:
       kernel: the name of the kernel.
       ir: a hash of the block IR with the schedule's own blocks, in which extents and blocks have no numbers.
       gradient: True for the kernels of derived derivatives.
-      extents: for each dim that not only the grid divides, "x[1]", the least power of two that holds it.
-      programs: the least power of two that holds the number of programs, 1,024 for more.
+      extents: for each dim that not only the grid divides, "x[1]", the least power of two that holds it; in tables
+        that tilekern ships the size of each dim of each array.
+      programs: the least power of two that holds the number of programs, 1,024 for more; in tables that tilekern ships
+        the number itself.
       fixed: the blocks, choices and launch options that the call itself gives.
       target: the target, with its emitter; "cuda:sm_90+auto" for calls that leave the emitter open.
       device: the machine, "NVIDIA H100 80GB HBM3"; "" for any machine of the target, which estimates are for.
-      versions: of tilekern, jax, and the package that the target compiles with.
+      versions: of tilekern, jax, and the package that the target compiles with; of this package alone in tables that
+        tilekern ships.
     """
 
     kernel: str
@@ -95,15 +98,18 @@ class Entry:
 _PAIRS = ("extents", "fixed", "versions")
 
 
-def _entry_text(entry: Entry) -> str:
-    fields = {**vars(entry.key), **vars(entry)}
-    del fields["key"]
-    if not entry.emitter:
-        del fields["emitter"]
-    return json.dumps({n: dict(v) if n in (*_PAIRS, "settings") else v for n, v in fields.items()})
+def fields_of(record: Entry | Key) -> dict[str, Any]:
+    """An entry or a key as an object of JSON."""
+    fields = vars(record)
+    if isinstance(record, Entry):
+        fields = {**vars(record.key), **fields}
+        del fields["key"]
+        if not record.emitter:
+            del fields["emitter"]
+    return {name: dict(value) if name in (*_PAIRS, "settings") else value for name, value in fields.items()}
 
 
-def _entry(fields: Any) -> Entry:
+def entry_of(fields: Any) -> Entry:
     """The entry of an object of JSON.
 
     Raises:
@@ -146,6 +152,7 @@ class Tuned:
 
     Attributes:
       entries: one for each key.
+      shipped: False if kernels of tilekern do not have the blocks of the tables that it ships, either.
 
     Example:
       >>> import jax, jax.numpy as jnp, tilekern as tk
@@ -159,10 +166,12 @@ class Tuned:
     """
 
     entries: tuple[Entry, ...]
+    shipped: bool
 
     @checked
-    def __init__(self, entries: Any = ()) -> None:
+    def __init__(self, entries: Any = (), *, shipped: bool = True) -> None:
         object.__setattr__(self, "entries", entries)
+        object.__setattr__(self, "shipped", shipped)
         if not (isinstance(entries, tuple) and all(isinstance(e, Entry) for e in cast(tuple[Any, ...], entries))):
             raise ArgumentError(
                 "a table of tuned blocks holds entries",
@@ -182,7 +191,7 @@ class Tuned:
 
     @cached_property
     def _text(self) -> str:
-        lines = ",\n".join(map(_entry_text, self.entries))
+        lines = ",\n".join(json.dumps(fields_of(entry)) for entry in self.entries)
         return f'{{\n"format": {json.dumps(FORMAT)},\n"entries": [\n{lines}\n]\n}}\n'
 
     @cached_property
@@ -206,7 +215,8 @@ class Tuned:
             earlier = entries.get(entry.key)
             if earlier is None or entry.by == "measurement" or earlier.by == "estimate":
                 entries[entry.key] = entry
-        return Tuned(tuple(sorted(entries.values(), key=lambda entry: repr(entry.key))))
+        ordered = tuple(sorted(entries.values(), key=lambda entry: repr(entry.key)))
+        return Tuned(ordered, shipped=all(table.shipped for table in (self, *others)))
 
     @checked
     def save(self, path: str | PathLike[str]) -> None:
@@ -275,11 +285,29 @@ def tuned(path: str | PathLike[str]) -> Tuned:
         document: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
             raise ValueError(f"format = {document['format']!r}")
-        return Tuned(tuple(map(_entry, document["entries"])))
+        return Tuned(tuple(map(entry_of, document["entries"])))
     except OSError as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _unreadable(path, f"a file with an error: {type(error).__name__}: {error}") from error
+
+
+# --- tables that tilekern ships ---------------------------------------------------------------------------------------
+
+
+def shipped_file(target: str) -> Path:
+    """The file of the blocks of tilekern's own kernels for a target, which may not exist: "cuda-sm_90.json"."""
+    return Path(__file__).parents[1] / "tables" / f"{target.replace(':', '-')}.json"
+
+
+@cache
+def shipped(target: str) -> Tuned | None:
+    """The table of a target that tilekern ships, read once; None if there is none."""
+    file = shipped_file(target)
+    return tuned(file) if file.is_file() else None
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def active() -> Tuned | None:
@@ -290,7 +318,7 @@ def active() -> Tuned | None:
 
 @contextmanager
 def untuned() -> Generator[None]:
-    """Calls inside have the blocks of their schedules."""
+    """Calls inside have no blocks of the user's files."""
     with _context(Tuned()):
         yield
 
