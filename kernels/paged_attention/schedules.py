@@ -10,6 +10,12 @@ from tilekern.kernels.paged_attention.arguments import Cache, Tables
 from tilekern.kernels.paged_attention.kernel import attention_of_parts, attention_of_tokens
 from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
 
+_LEAST_KEYS = 16
+"""Keys of a tile on CPUs, at least, unless pages are smaller."""
+
+_TILE_BYTES = 128 << 10
+"""Bytes of keys and values of a tile on CPUs. While it is multiplied, the next one comes to the second-level cache."""
+
 
 def keys_of_tile(page: int, most: int) -> int:
     """The largest number of keys up to `most` that is whole pages, or that divides a page."""
@@ -18,13 +24,24 @@ def keys_of_tile(page: int, most: int) -> int:
     return max(n for n in range(1, most + 1) if page % n == 0)
 
 
+def heads_of_tile(cache: Cache) -> int:
+    """So many heads that a CPU reads a page, or most of it, in one piece; they divide the heads.
+
+    A head alone is a few hundred bytes of each key, which lie in pages of the system of their own.
+    """
+    bytes_of_head = 2 * min(cache.page, _LEAST_KEYS) * cache.width * cache.keys.dtype.itemsize
+    most = max(1, _TILE_BYTES // max(1, bytes_of_head))
+    return max(n for n in range(1, max(1, cache.heads) + 1) if cache.heads % n == 0 and n <= max(1, most))
+
+
 def _parts(cache: Cache, tables: Tables, device: tk.Device) -> int:
     """So many parts of the keys that all cores have work, where each part may have 512 keys or more.
 
     A multiprocessor of a GPU runs four programs, which wait for their loads at different times. A TPU's cores compute
     all programs in turn.
     """
-    programs = tables.lengths.shape[0] * cache.heads
+    heads = heads_of_tile(cache) if device.platform == "cpu" else 1
+    programs = tables.lengths.shape[0] * cache.heads // heads
     enough = {"cpu": 16, "tpu": 1}.get(device.platform, 4 * device.cores)
     return max(1, min(tk.cdiv(enough, max(1, programs)), tables.pages.shape[1] * cache.page // 512))
 
@@ -87,7 +104,9 @@ def _tokens_tpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -
 @attention_of_parts.schedule("cpu")
 def _parts_cpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
     """At most a page: the keys are read where they lie, whereas several pages are first copied to one tile."""
-    return {"block_k": keys_of_tile(cache.page, min(cache.page, 256))}
+    heads = heads_of_tile(cache)
+    most = max(1, _TILE_BYTES // max(1, 2 * heads * cache.width * cache.keys.dtype.itemsize))
+    return {"block_k": keys_of_tile(cache.page, min(cache.page, most, 256)), "block_g": heads, "block_p": 1}
 
 
 @attention_of_parts.schedule("cuda")

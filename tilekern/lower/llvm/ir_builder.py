@@ -221,8 +221,10 @@ class Code:
     def to_bfloat16(self, x: Reg) -> Reg:
         """Round 16 or 32 float32 to bfloat16, as i16; subnormal numbers become 0. Needs AVX512-BF16."""
         if x.type.lanes == 32:
-            low, high = (self.to_bfloat16(self.shuffle(x, x, range(at, at + 16))) for at in (0, 16))
-            return self.shuffle(low, high, range(32))
+            low, high = (self.shuffle(x, x, range(at, at + 16)) for at in (0, 16))
+            name, to = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", Type("bfloat", 32)
+            self.module.declare(name, to, [low.type, high.type])
+            return self.cast("bitcast", self.call(name, to, high, low), "i16")
         name, to = "llvm.x86.avx512bf16.cvtneps2bf16.512", Type("bfloat", 16)
         self.module.declare(name, to, [x.type])
         return self.cast("bitcast", self.call(name, to, x), "i16")

@@ -1,22 +1,24 @@
-"""Functions of half a byte: looked up where a register holds the table, with the same results everywhere."""
+"""Functions of bytes: looked up where registers hold the table, with the same results everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.lower.llvm.funcs import func_of
-from tests.lower.llvm.machines import ALL, here
+from tests.lower.llvm.machines import ALL, BFLOAT16, here, runs_here
 from tests.lower.llvm.running import run
-from tilekern.ir.compute import Bitcast, Convert, Select
+from tilekern.ir.compute import Bitcast, Convert, Dot, Select
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.shape import Broadcast
-from tilekern.ir.types import BOOL, DTYPES, F32, I32, DType
+from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, DType
 from tilekern.lower.llvm.lowering import LlvmLowering
+from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.testing.support import Sketch
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
@@ -24,6 +26,11 @@ pytest.importorskip("llvmlite", reason="needs llvmlite")
 _I8, _U8 = DTYPES["i8"], DTYPES["u8"]
 _LOOKUP = "permvar"
 _SHAPE = (3, 256)
+_MATRIX = (67, 300)
+_TRANSPOSED = (300, 67)
+
+# A CPU with AVX512-BF16 that looks bytes up.
+TABLES = replace(BFLOAT16, features=f"+avx512vbmi,{BFLOAT16.features}", has_byte_tables=True)
 
 
 def number(b: Sketch, n: float, dtype: DType) -> Value:
@@ -101,3 +108,37 @@ def test_conditions_of_bytes_are_part_of_the_function() -> None:
     x = np.resize(np.arange(256, dtype=np.uint8), _SHAPE)
     for machine in (None, *here()):
         np.testing.assert_array_equal(run(LlvmLowering(func, machine), [x])[0], interpret(func, x)[0])
+
+
+# --- all bits of a byte, as an operand of a product in bfloat16 ------------------------------------------------------
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "f8e4m3fn", "f8e5m2"])
+def test_casts_of_bytes_are_looked_up(dtype: str, transposed: bool) -> None:
+    """Every byte has the interpreter's bits in a product with a matrix of ones and zeros, infinities and NaN too."""
+
+    def make(b: Sketch) -> list[Value]:
+        right = b.op(Convert, b.tile(DTYPES[dtype], _TRANSPOSED if transposed else _MATRIX), dtype=BF16)
+        return [b.op(Dot, b.tile(BF16, (2, _MATRIX[0])), right, contract=((1,), (int(transposed),)))]
+
+    func = func_of(make)
+    values = np.arange(256, dtype=np.uint8).view(DTYPES[dtype])
+    wide = values.astype(np.float32)
+    order = np.argsort(np.isfinite(wide), kind="stable")  # what is not finite makes a NaN of its row's product with 0
+    right = np.zeros(_MATRIX, DTYPES[dtype])
+    left = np.zeros((2, _MATRIX[0]), BF16)
+    left[0, 3], left[1, 64] = 1, -2
+    right[3], right[64] = np.resize(values[order], _MATRIX[1]), np.resize(values[order][::-1], _MATRIX[1])
+    operands = {p.ref.shape: right.T.copy() if transposed else right for p in func.inputs if p.ref.dtype != BF16}
+    arrays = [operands.get(p.ref.shape, left) for p in func.inputs]
+    (wanted,) = interpret(func, *arrays)
+    for machine in (None, *here(), *tables_here()):
+        np.testing.assert_array_equal(run(LlvmLowering(func, machine), arrays)[0], wanted)
+    for machine in (BFLOAT16, TABLES):
+        text = LlvmLowering(func, machine).text
+        assert ("vpermi2var.qi" in text) == machine.has_byte_tables and "dpbf16ps" in text
+
+
+def tables_here() -> list[Machine]:
+    return [TABLES] if runs_here(TABLES) else []

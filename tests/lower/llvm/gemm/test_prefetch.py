@@ -80,3 +80,37 @@ def test_every_line_of_the_next_page_of_a_table(
     lines = pages.reshape(4, -1)[:, ::16]
     assert (lines[following] > 0).all()
     assert np.count_nonzero(pages) == lines[following].size
+
+
+@tk.kernel(out_type=lambda x, pages, table, first: jax.ShapeDtypeStruct((2, x.shape[0], 32), x.dtype))
+def of_halves(x: tk.Ref, pages: tk.Ref, table: tk.Ref, first: tk.Ref, out: tk.Ref) -> None:
+    """The products with one half of a page, for two heads that lie in turn; pages are 32 keys of 4 × 32 numbers."""
+
+    def step(n: tk.Tile, acc: jax.Array) -> jax.Array:
+        half = pages[table[n.index // 2], tk.ds(n.index % 2 * 16, 16)]
+        heads = jnp.swapaxes(half, 0, 1).reshape(2, 2, 16, 32)[:, 1]
+        rows = jnp.broadcast_to(x[...], (2, *x.shape))
+        return acc + jax.lax.dot_general(rows, heads, (((2,), (1,)), ((0,), (0,))))
+
+    axis = tk.serial(2 * table.shape[0], 1, start=first[0], stop=first[0] + 1)
+    out[...] = tk.fold(axis, step, jnp.zeros(out.shape, out.dtype))
+
+
+@pytest.mark.parametrize(("first", "page", "half"), [(0, 1, 1), (1, 3, 0), (3, 3, 1)])
+def test_every_line_of_the_next_part_of_a_page(
+    monkeypatch: pytest.MonkeyPatch, first: int, page: int, half: int
+) -> None:
+    """The place of the part is a digit of the fold's index; only the heads that are multiplied are fetched."""
+
+    def mark(code: Code, address: Reg) -> None:
+        code.store(code.binary("fadd", code.load(F32, address), 1.0), address)
+
+    monkeypatch.setattr(Code, "prefetch", mark)
+    x, pages, numbers = np.ones((4, 16), np.float32), np.zeros((4, 32, 4, 32), np.float32), np.array([1, 3], np.int32)
+    out = np.zeros((2, 4, 32), np.float32)
+    arrays = [x, pages, numbers, np.array([first], np.int32)]
+    FakeXla().call(handler(LlvmLowering(of_halves.trace(*arrays).ir).program), arrays, [out])
+    part = pages.reshape(4, 2, 16, 4, 32)[page, half, :, 1::2]
+    if first < 3:
+        assert (part[..., ::16] > 0).all()
+        assert np.count_nonzero(pages) == part[..., ::16].size

@@ -77,7 +77,7 @@ def _computes(function: str, dtype: DType) -> bool:
 
 def _casts(source: DType, dtype: DType) -> bool:
     if is_float8(source) or is_float8(dtype):
-        return False
+        return dtype == F32
     if dtype in (BF16, F16):
         return source == F32
     return source not in (BF16, F16) or dtype == F32

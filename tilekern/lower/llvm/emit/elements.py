@@ -22,7 +22,7 @@ from tilekern.lower.llvm.element_index import Coords, Index, Request, is_virtual
 from tilekern.lower.llvm.element_types import element_constant, from_memory, memory_type, to_memory
 from tilekern.lower.llvm.emit import elementwise
 from tilekern.lower.llvm.emit.digits import digit_of
-from tilekern.lower.llvm.emit.lookups import Lookups, look_up
+from tilekern.lower.llvm.emit.lookups import Lookups
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I32, I64, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.plan.steps import Buffer, Expressions
@@ -40,6 +40,7 @@ class Elements:
       registers: the scalars that have been computed.
       targets: the buffers of the present step's results.
       loops: the index of the innermost fold, and its change from one iteration to the next.
+      lookups: the tiles that are looked up.
     """
 
     def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
@@ -52,8 +53,8 @@ class Elements:
         self._ranges = analyze(func)
         self._scopes: list[dict[Any, Reg]] = [{}]
         self._data: dict[Value, Reg] = {}
-        self._flushing = elementwise.only_multiplied(func)
-        self._lookups = Lookups(func, code.module.machine)
+        self._flushing = elementwise.may_flush(func)
+        self.lookups = Lookups(func, code.module.machine)
 
     # --- the cache ---
 
@@ -106,7 +107,7 @@ class Elements:
         op = self.expressions.definition[value]
         if isinstance(op, Load):
             return []
-        if (lookup := self._lookups.of(request)) is not None:
+        if (lookup := self.lookups.of(request)) is not None:
             return [Request.of(lookup.leaf, coords, lanes)]
         return [Request.of(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)]
 
@@ -145,8 +146,8 @@ class Elements:
                 return self.load_access(op, coords, lanes)
             case _:
                 operands = [self.element(*x) for x in self._operands(request)]
-                if (lookup := self._lookups.of(request)) is not None:
-                    return look_up(self.code, lookup, operands[0])
+                if (lookup := self.lookups.of(request)) is not None:
+                    return lookup.emit(self.code, operands[0])
                 if not isinstance(op, elementwise.KINDS):
                     return operands[0]
                 return elementwise.emit(self.code, op, operands, value in self._flushing)

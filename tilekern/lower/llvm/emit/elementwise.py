@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilekern.ir.compute import Bitcast, Convert, Dot, Select
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.types import BF16, BOOL, F16, DType, kind_of
+from tilekern.ir.types import BF16, BOOL, DTYPES, F16, DType, is_float8, kind_of
 from tilekern.lower.llvm.element_types import register_type
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import Reg
@@ -15,6 +15,7 @@ KINDS = (Elementwise, Select, Convert, Bitcast)
 """Ops that compute; the other virtual ops only move data."""
 
 _INF = float("inf")
+_E5M2 = DTYPES["f8e5m2"]
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
 _INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
@@ -155,6 +156,8 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
     if source == BF16:
         wide = code.binary("shl", code.cast("zext", x, "i32"), 16)
         return code.cast("bitcast", wide, "float")
+    if is_float8(source):
+        return _from_float8(code, x, source)
     if dtype == BF16:
         return _to_bfloat16(code, x, flushes)
     if dtype == F16:
@@ -175,6 +178,21 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
     return result
 
 
+def _from_float8(code: Code, x: Reg, source: DType) -> Reg:
+    """8-bit floats as float32, by float16, whose cast to float32 is one instruction, exact for subnormal numbers too.
+
+    E5M2 is the upper half of float16. E4M3 has a bias of 7, float16 one of 15: as bits of a float16, a number is
+    2^-8 of its value; NaN has the bits of a number then.
+    """
+    if source == _E5M2:
+        half = code.binary("shl", code.cast("zext", x, "i16"), 8)
+        return code.cast("fpext", code.cast("bitcast", half, "half"), "float")
+    half = code.binary("and", code.binary("shl", code.cast("sext", x, "i16"), 7), -0x4080)  # 0xBF80
+    is_nan = code.compare("icmp eq", code.binary("and", half, 0x3F80), 0x3F80)
+    half = code.cast("bitcast", code.select(is_nan, 0x7E00, half), "half")
+    return code.binary("fmul", code.cast("fpext", half, "float"), 256.0)
+
+
 def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
     """Round to the upper 16 bits, to nearest even; NaN stays NaN."""
     if flushes and x.type.lanes in (16, 32) and code.module.machine.casts_to_bfloat16:
@@ -187,8 +205,18 @@ def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
     return code.cast("trunc", result, "i16")
 
 
-def only_multiplied(func: Func) -> frozenset[Value]:
-    """Casts to bfloat16 that only dots use. The hardware's dots flush subnormal numbers to 0 anyway."""
+def may_flush(func: Func) -> frozenset[Value]:
+    """Casts to bfloat16 that may turn subnormal numbers into 0.
+
+    Casts that only dots use, for the hardware's dots flush such numbers anyway; and casts of numbers that were cast
+    from 8 bits, none of which is so small.
+    """
+    casts = [op for op in func.walk() if isinstance(op, Convert)]
+    of_bytes = {op.result for op in casts if op.operands[0].tile.dtype.itemsize == 1}
+    return _only_multiplied(func) | {op.result for op in casts if op.operands[0] in of_bytes}
+
+
+def _only_multiplied(func: Func) -> frozenset[Value]:
     casts = {op.result for op in func.walk() if isinstance(op, Convert)}
     used_elsewhere = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
     used_elsewhere |= {v for op in func.walk() for region in op.regions for v in region.results}

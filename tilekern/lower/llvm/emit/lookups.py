@@ -1,14 +1,17 @@
-"""Functions of half a byte, looked up in a register.
+"""Functions of bytes, looked up in registers.
 
-    f(byte & 15), f(byte >> 4)  →  table[byte & 15], table[byte >> 4]        table: f of 0, ..., 15, float32[16]
+    f(byte & 15), f(byte >> 4)  →  table[byte & 15], table[byte >> 4]    f in float32: 16 numbers, one register
+    f(byte)                     →  low[byte] | high[byte] << 8           f in bfloat16: the two bytes of 256 numbers
 
-Numbers of 4 bits are unpacked, and numbers of float4_e2m1fn decoded, by 3 to 12 instructions for each. A vector of 512
-bits has 16 float32, and one instruction looks 16 numbers up in it. The function may be any ops that are computed lane
-by lane: it is evaluated for all 256 bytes, which proves on which half of the byte it depends.
+Numbers of 4 bits are unpacked, and numbers of float4_e2m1fn decoded, by 3 to 12 instructions for each; to cast 8 bits
+to bfloat16 takes two casts. One instruction looks 16 numbers up in a register (AVX-512), or 64 bytes in a pair of
+registers (AVX512-VBMI). The function may be any ops that are computed lane by lane: it is evaluated for all 256 bytes,
+which proves on which bits it depends.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,30 +19,111 @@ import numpy as np
 from tilekern.ir.compute import Bitcast, Constant, Convert, Select
 from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.types import F32, TileType, kind_of
+from tilekern.ir.types import BF16, BOOL, F32, TileType
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Request
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import Reg, Type, vector_constant
 from tilekern.lower.llvm.runtime.machine import Machine
 
-_LANES = 16
-"""Lanes of the table, the numbers that 4 bits may have."""
+_HALF_LANES = 16
+"""Lanes of a vector that is looked up by 4 bits, and numbers of the table."""
+
+BYTE_LANES = 64
+"""Lanes of a vector that is looked up by bytes."""
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """The function of one half of each byte of a tile.
+class Lookup(ABC):
+    """A function of the bytes of a tile.
 
     Attributes:
       leaf: the tile of bytes.
-      high: True for the upper half of the byte.
-      table: float32[16], the results.
     """
 
     leaf: Value
+
+    @abstractmethod
+    def emit(self, code: Code, x: Reg) -> Reg:
+        """The results for a vector of bytes."""
+
+
+@dataclass(frozen=True)
+class _OfHalf(Lookup):
+    """A float32 function of one half of each byte, the upper one if `high`; `table` is float32[16]."""
+
     high: bool
     table: Array
+
+    def emit(self, code: Code, x: Reg) -> Reg:
+        """The instruction reads 4 bits of each index, and ignores the other bits."""
+        index = code.cast("zext", x, "i32")
+        index = code.binary("lshr", index, 4) if self.high else index
+        table = vector_constant(self.table.tolist(), Type("float", _HALF_LANES))
+        name = "llvm.x86.avx512.permvar.sf.512"
+        code.module.declare(name, table.type, [table.type, index.type])
+        return code.call(name, table.type, table, index)
+
+
+@dataclass(frozen=True)
+class _OfByte(Lookup):
+    """A bfloat16 function of each byte; `bits` is uint16[256]."""
+
+    bits: Array
+
+    def emit(self, code: Code, x: Reg) -> Reg:
+        """The low bytes and the high bytes, put together in turn."""
+        low, high = (_bytes(code, (self.bits >> shift).astype(np.uint8), x) for shift in (0, 8))
+        order = [n + side * BYTE_LANES for n in range(BYTE_LANES) for side in (0, 1)]
+        words = Type("i16", BYTE_LANES)
+        return code.emit(words, f"bitcast {code.shuffle(low, high, order)} to {words}")
+
+
+def _bytes(code: Code, table: Array, x: Reg) -> Reg:
+    """table[x], for a table of 256 bytes. The instruction reads 7 bits of each index, not its sign bit."""
+    positive, negative = table[:128], table[128:]
+    result = _of_seven_bits(code, positive, x)
+    if (positive == negative).all():
+        return result
+    if (positive ^ 0x80 == negative).all():
+        return code.binary("xor", result, code.binary("and", x, -0x80))
+    return code.select(code.compare("icmp slt", x, 0), _of_seven_bits(code, negative, x), result)
+
+
+def _of_seven_bits(code: Code, table: Array, x: Reg) -> Reg:
+    signed = table.view(np.int8).tolist()
+    first, second = (vector_constant(signed[at : at + 64], x.type) for at in (0, 64))
+    name = f"llvm.x86.avx512.vpermi2var.qi.{8 * BYTE_LANES}"
+    code.module.declare(name, x.type, [x.type, x.type, x.type])
+    return code.call(name, x.type, first, x, second)
+
+
+class Lookups:
+    """The tiles of a Func that are looked up on a machine."""
+
+    def __init__(self, func: Func, machine: Machine) -> None:
+        has_room = machine.is_x86 and machine.lanes >= _HALF_LANES
+        functions = _functions(func) if has_room else {}
+        halves = {v: _of_half(f) for v, f in functions.items() if v.tile.dtype == F32}
+        self._halves = {value: lookup for value, lookup in halves.items() if lookup is not None}
+        self._bytes = {
+            v: _OfByte(f.leaf, f.results.view(np.uint16))
+            for v, f in functions.items()
+            if v.tile.dtype == BF16 and machine.has_byte_tables
+        }
+
+    def of(self, request: Request) -> Lookup | None:
+        """The lookup of a vector; None for a vector that is computed."""
+        if request.lanes == _HALF_LANES:
+            return self._halves.get(request.value)
+        return self._bytes.get(request.value) if request.lanes == BYTE_LANES else None
+
+    def are_of_bytes(self, value: Value) -> bool:
+        """True if vectors of `BYTE_LANES` elements of a tile are looked up."""
+        return value in self._bytes
+
+
+# --- proofs ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -51,26 +135,14 @@ class _Function:
     ops: int
 
 
-class Lookups:
-    """The float32 tiles of a Func that are looked up; none on a machine whose vectors have less than 16 float32."""
-
-    def __init__(self, func: Func, machine: Machine) -> None:
-        self._of = _lookups(func) if machine.is_x86 and machine.lanes >= _LANES else {}
-
-    def of(self, request: Request) -> Lookup | None:
-        """The lookup of a whole vector; None for a vector that is computed."""
-        return self._of.get(request.value) if request.lanes == _LANES else None
-
-
-def _lookups(func: Func) -> dict[Value, Lookup]:
+def _functions(func: Func) -> dict[Value, _Function]:
     functions, splats = dict[Value, _Function](), dict[Value, Array]()
     for op in func.walk():
         if isinstance(op, Constant) and op.array.shape == ():
             splats[op.result] = op.array
         elif len(op.results) == 1 and (function := _function(op, functions, splats)) is not None:
             functions[op.result] = function
-    tables = ((value, _lookup(function)) for value, function in functions.items() if value.tile.dtype == F32)
-    return {value: lookup for value, lookup in tables if lookup is not None}
+    return functions
 
 
 def _function(op: Op, functions: dict[Value, _Function], splats: dict[Value, Array]) -> _Function | None:
@@ -84,28 +156,17 @@ def _function(op: Op, functions: dict[Value, _Function], splats: dict[Value, Arr
         if len(leaves) == 1 and all(v in functions or v in splats for v in op.operands):
             every = [functions[v].results if v in functions else np.full(256, splats[v]) for v in op.operands]
             return _Function(leaves.pop(), op.evaluate(*every), 1 + sum(source.ops for source in sources))
-    if tile.shape and tile.dtype.itemsize == 1 and kind_of(tile.dtype) in ("signed", "unsigned"):
+    if tile.shape and tile.dtype.itemsize == 1 and tile.dtype != BOOL:
         return _Function(op.result, np.arange(256, dtype=np.uint8).view(tile.dtype), 0)
     return None
 
 
-def _lookup(function: _Function) -> Lookup | None:
+def _of_half(function: _Function) -> _OfHalf | None:
     """The lookup of a function's results; None if both halves of the byte decide, or if computing takes as long."""
     if function.ops < calibration.LOOKUP_OPS:
         return None
     bits = function.results.view(np.uint32).reshape(16, 16)
     results = function.results.reshape(16, 16)
     if (bits == bits[:1]).all():
-        return Lookup(function.leaf, high=False, table=results[0])
-    return Lookup(function.leaf, high=True, table=results[:, 0]) if (bits == bits[:, :1]).all() else None
-
-
-def look_up(code: Code, lookup: Lookup, x: Reg) -> Reg:
-    """The results for a vector of bytes. The instruction reads 4 bits of each index, and ignores the other bits."""
-    index = code.cast("zext", x, "i32")
-    index = code.binary("lshr", index, 4) if lookup.high else index
-    table = vector_constant(lookup.table.tolist(), Type("float", _LANES))
-    vector = table.type
-    name = "llvm.x86.avx512.permvar.sf.512"
-    code.module.declare(name, vector, [vector, index.type])
-    return code.call(name, vector, table, index)
+        return _OfHalf(function.leaf, high=False, table=results[0])
+    return _OfHalf(function.leaf, high=True, table=results[:, 0]) if (bits == bits[:, :1]).all() else None

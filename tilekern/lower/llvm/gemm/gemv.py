@@ -7,12 +7,15 @@ whole vector, and the last element of an odd depth, are multiplied in float32.
 
 from __future__ import annotations
 
+from tilekern.ir.core import Value
+from tilekern.ir.shape import Reshape, Slice, Transpose
 from tilekern.ir.types import F32, DType, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import convert
+from tilekern.lower.llvm.emit.lookups import BYTE_LANES
 from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, reduce_vectors, tail_pieces
 from tilekern.lower.llvm.gemm.microkernel import accumulate
 from tilekern.lower.llvm.gemm.packing import interleave
@@ -78,16 +81,16 @@ def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: boo
 def _columns(e: Elements, shape: DotShape, batch: Coords, first: Index, count: int, out: Reg, adds: bool) -> None:
     """Multiply all rows by `count` columns."""
     code, lanes = e.code, e.code.module.machine.lanes
-    dtype, vector = shape.sum_dtype, lanes * shape.per_word
+    dtype, vector = shape.sum_dtype, _at_once(e, shape)
     sums = [(r, n) for r in range(shape.rows) for n in range(count)]
 
     def products(k: Index, width: int, totals: list[Reg]) -> list[Reg]:
         left = [_element(e, shape, 0, batch, k, Index(const=r), width) for r in range(shape.rows)]
         right = [_element(e, shape, 1, batch, k, first.shifted(n), width) for n in range(count)]
-        unit = shape.dtype if width == vector and shape.per_word > 1 else dtype
-        if unit == dtype:
-            left, right = ([_wide(code, shape, x) for x in side] for side in (left, right))
-        return [accumulate(code, unit, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
+        if shape.per_word > 1 and width and width % (lanes * shape.per_word) == 0:
+            return [_add_words(code, shape, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
+        left, right = ([_wide(code, shape, x) for x in side] for side in (left, right))
+        return [accumulate(code, dtype, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
 
     def body(k: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
@@ -97,12 +100,37 @@ def _columns(e: Elements, shape: DotShape, batch: Coords, first: Index, count: i
     results = _rows_of_sums(code, dtype, code.loop(0, whole, vector, body, *[zero] * len(sums)), count)
     for at, width in tail_pieces(shape.depth, vector):
         with e.scope():
-            zero = element_constant(0, dtype, width)
+            zero = element_constant(0, dtype, min(width, lanes))
             tail = products(Index((), at, 1 if width else 0), width, [zero] * len(sums))
             tail = _rows_of_sums(code, dtype, tail, count)
             results = [_add(code, dtype, x, y) for x, y in zip(results, tail, strict=True)]
     for r, x in enumerate(results):
         _store_sum(e, shape, x, r, Index(first.terms, first.const, 1 if x.type.lanes else 0), out, adds)
+
+
+def _at_once(e: Elements, shape: DotShape) -> int:
+    """Elements along k that are loaded at once: a vector of words, or as many bytes as are looked up."""
+    lanes = e.code.module.machine.lanes * shape.per_word
+    return BYTE_LANES if shape.per_word > 1 and _is_looked_up(e, shape.op.operands[1]) else lanes
+
+
+def _is_looked_up(e: Elements, value: Value) -> bool:
+    """True if elements of a value are looked up by bytes, and at most moved after it."""
+    while not e.expressions.is_available(value) and not e.lookups.are_of_bytes(value):
+        op = e.expressions.definition[value]
+        if not isinstance(op, (Transpose, Reshape, Slice)):
+            return False
+        value = op.operands[0]
+    return not e.expressions.is_available(value)
+
+
+def _add_words(code: Code, shape: DotShape, total: Reg, x: Reg, y: Reg) -> Reg:
+    """Register like `total`: total plus the products of one or more vectors of words."""
+    size = total.type.lanes * shape.per_word
+    for first in range(0, x.type.lanes, size):
+        parts = (v if v.type.lanes == size else code.shuffle(v, v, range(first, first + size)) for v in (x, y))
+        total = accumulate(code, shape.dtype, total, *parts)
+    return total
 
 
 def _rows_of_sums(code: Code, dtype: DType, vectors: list[Reg], count: int) -> list[Reg]:
@@ -221,13 +249,15 @@ def _products_of_words(
 def _right_words(
     e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, columns: list[int]
 ) -> dict[int, Reg]:
-    """Words of elements k and k + 1 of vectors of columns, by their first column; two vectors are loaded at once."""
+    """Words of elements k and k + 1 of vectors of columns, by their first column; several are loaded at once."""
     lanes, words = e.code.module.machine.lanes, dict[int, Reg]()
-    for at in columns[::2]:
-        count = 2 if at + lanes in columns else 1
-        free = _lanes(first, at, lanes)
-        even, odd = (_element(e, shape, 1, batch, k.shifted(n), free, count * lanes) for n in (0, 1))
-        words |= {at + n * lanes: x for n, x in enumerate(interleave(e.code, even, odd))}
+    for at in columns:
+        if at not in words:
+            counts = (_at_once(e, shape) // lanes, 2, 1)
+            count = next(n for n in counts if at + (n - 1) * lanes in columns)
+            free = _lanes(first, at, lanes)
+            even, odd = (_element(e, shape, 1, batch, k.shifted(n), free, count * lanes) for n in (0, 1))
+            words |= {at + n * lanes: x for n, x in enumerate(interleave(e.code, even, odd))}
     return words
 
 

@@ -6,13 +6,15 @@ and the present iteration's loads would wait for them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 from tilekern.ir.core import Value, cdiv
-from tilekern.ir.memory import Load
+from tilekern.ir.memory import Load, Term
 from tilekern.ir.types import strides_of
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import ZERO, Coords, Index
+from tilekern.lower.llvm.element_index import ZERO, Coords, Index, operand_coords
+from tilekern.lower.llvm.emit.digits import digit_of
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.ir_values import Reg
 
@@ -27,20 +29,35 @@ class Prefetcher:
     """
 
     def __init__(self, e: Elements, value: Value, part: Index, parts: int) -> None:
-        self._e, self._part, self._parts, self._shape = e, part, parts, value.tile.shape
+        self._e, self._value, self._part, self._parts = e, value, part, parts
         ops = (e.expressions.definition[v] for v in e.expressions.of(value.tile.shape, [value]).inner)
         loads = [op for op in ops if isinstance(op, Load) and _is_dense(op)]
         self._distances = {op: d for op in loads if (d := next_distance(e, op)) != ZERO}
 
     def prefetch_row(self, coords: Coords, width: int) -> None:
-        """Prefetch `width` elements along the last dim, from some coordinates on, of loads of the whole value.
+        """Prefetch the data of `width` elements along the last dim, from some coordinates on.
 
-        Of long rows only the first lines are prefetched.
+        Of loads whose rows are rows of the value; of long rows only the first lines.
         """
-        for op, distance in self._distances.items():
-            if op.result.tile.shape == self._shape:
-                for at in range(0, width, _LINE // op.ref.ref.dtype.itemsize)[:_MOST_LINES]:
-                    self._e.prefetch(op, (*coords[:-1], coords[-1].shifted(at)), distance)
+        along = Index(coords[-1].terms, coords[-1].const, 1)
+        for op, at in self._loads_of((*coords[:-1], along)):
+            if op in self._distances and [i.step for i in at] == [0] * (len(at) - 1) + [1]:
+                for n in range(0, width, _LINE // op.ref.ref.dtype.itemsize)[:_MOST_LINES]:
+                    self._e.prefetch(op, (*at[:-1], at[-1].shifted(n)), self._distances[op])
+
+    def _loads_of(self, coords: Coords) -> Iterator[tuple[Load, Coords]]:
+        """The loads that an element of the value needs, each once, with the coordinates of what they load."""
+        pending, seen = [(self._value, coords)], set[tuple[Value, Coords]]()
+        while pending:
+            value, at = pending.pop()
+            if (value, at) in seen or self._e.expressions.is_available(value):
+                continue
+            seen.add((value, at))
+            op = self._e.expressions.definition[value]
+            if isinstance(op, Load):
+                yield op, at
+            else:
+                pending += operand_coords(op, at, self._e.clamped_index)
 
     def prefetch(self, part: Index, parts: int) -> None:
         """Prefetch part number `part` of `parts` into the second-level cache."""
@@ -82,13 +99,26 @@ def next_distance(e: Elements, op: Load) -> Index:
     distance = ZERO
     for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
         for term in dim.position.terms:
-            if term.plain:
-                step = _next_step(e, op.positions[term.operand])
-                distance = distance.plus(step.times(term.stride * stride))
+            step = _step_of_digit(e, term, op.positions[term.operand])
+            distance = distance.plus(step.times(term.stride * stride))
     return distance
 
 
-def _next_step(e: Elements, value: Value) -> Index:
+def _step_of_digit(e: Elements, term: Term, value: Value) -> Index:
+    """How much larger the digit of a number will be in the next iteration; 0 if unknown."""
+    step = _step(e, value)
+    if term.plain or step == ZERO:
+        return step
+
+    def difference() -> Reg:
+        now = e.code.cast("sext", e.registers[value], "i64")
+        later = e.code.binary("add nsw", now, e.index_value(step))
+        return e.code.binary("sub nsw", *(digit_of(e.code, term, x, negative=True) for x in (later, now)))
+
+    return index_of(e.cached(("next digit", value, term.div, term.mod), difference))
+
+
+def _step(e: Elements, value: Value) -> Index:
     """How much larger a number will be in the next iteration; 0 if unknown."""
     if value in e.loops:
         return Index(const=e.loops[value])
@@ -96,7 +126,7 @@ def _next_step(e: Elements, value: Value) -> Index:
     if not isinstance(op, Load) or op.ref.ref.role != "in" or value not in e.registers:
         return ZERO
     distance = next_distance(e, op)
-    if distance.terms or not distance.const:
+    if distance == ZERO:
         return ZERO
 
     def difference() -> Reg:

@@ -7,6 +7,7 @@ from functools import partial
 from tilekern.ir.core import Func
 from tilekern.lower.llvm.legalize.dtypes import LACKS, LLVM
 from tilekern.lower.llvm.legalize.expand import expand
+from tilekern.lower.llvm.legalize.slice_splits import slice_splits
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.expand_bits import expand_bits
 from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
@@ -29,6 +30,7 @@ def passes(machine: Machine) -> tuple[Pass | Rounds, ...]:
         partial(refuse_large, backend="the backend for CPUs"),
         *(split_loops, IMPROVE),
         remove_empty,
+        slice_splits,
         partial(expand_bits, lacks=LACKS),
         partial(expand, machine=machine),
         partial(legalize_dtypes, has=LLVM),

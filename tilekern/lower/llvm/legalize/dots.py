@@ -7,13 +7,13 @@ from math import prod
 
 import numpy as np
 
-from tilekern.ir.compute import Constant, Dot, Select
+from tilekern.ir.compute import Constant, Convert, Dot, Select
 from tilekern.ir.core import Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Load
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Reshape, Slice, Transpose
-from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
+from tilekern.ir.types import BF16, BOOL, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.gemm.fours import BYTES
 from tilekern.lower.llvm.legalize.exact_casts import before_exact_cast
@@ -50,7 +50,7 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
     rows, columns = (prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
     if columns == 1 and rows > 1:
         return _turned(make, op, machine, rewriter)
-    dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows, _is_stored(op.operands[1], rewriter))
+    dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows, _is_stored(op.operands[1], rows, rewriter))
     if rows <= calibration.MAX_GEMV_ROWS and (of_pairs := dot_of_pairs(make, op, rewriter)):
         return of_pairs
     moved = any(isinstance(rewriter.definition(x), Transpose) for x in op.operands)
@@ -61,15 +61,20 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
     return make.reshape(rewriter.one(matrix_dot), op.result.tile.shape)
 
 
-def _is_stored(x: Value, rewriter: Rewriter) -> bool:
-    """True if the elements of x are elements of tiles in memory, moved or selected, but not computed."""
+def _is_stored(x: Value, rows: int, rewriter: Rewriter) -> bool:
+    """True if the elements of x are elements of tiles in memory, moved or selected.
+
+    For two rows or more they may be cast from 8 bits: one row multiplies them faster in float32.
+    """
     match rewriter.definition(x):
         case Load() | Constant() | None:
             return True
         case (Transpose() | Reshape() | Broadcast() | Slice()) as op:
-            return _is_stored(op.operands[0], rewriter)
+            return _is_stored(op.operands[0], rows, rewriter)
+        case Convert(operands=(y,)) if y.tile.dtype.itemsize == 1 and y.tile.dtype != BOOL and rows > 1:
+            return _is_stored(y, rows, rewriter)
         case Select() as op:
-            return all(_is_stored(v, rewriter) for v in op.operands[1:])
+            return all(_is_stored(v, rows, rewriter) for v in op.operands[1:])
         case _:
             return False
 

@@ -7,9 +7,9 @@ from tilekern.lower.rewrite.capabilities import Capabilities
 
 
 def has_cast(source: DType, target: DType) -> bool:
-    """True if the emitter has a cast: of bfloat16 and float16 from and to float32 only, of 8-bit floats none."""
+    """True if the emitter has a cast: of bfloat16 and float16 from and to float32 only, of 8-bit floats to float32."""
     if is_float8(source) or is_float8(target):
-        return False
+        return target == F32
     if target in (BF16, F16):
         return source == F32
     return source not in (BF16, F16) or target == F32

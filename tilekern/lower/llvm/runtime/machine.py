@@ -45,6 +45,7 @@ class Machine:
       has_int16_pairs: True if it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
       has_int8_fours: True if it multiplies fours of 8-bit integers and adds them up in int32 (AVX512-VNNI, AVX-VNNI, or
         ARM's dot products).
+      has_byte_tables: True if it looks bytes up in pairs of registers (AVX512-VBMI).
     """
 
     triple: str
@@ -57,6 +58,7 @@ class Machine:
     has_int8_tiles: bool = False
     has_int16_pairs: bool = False
     has_int8_fours: bool = False
+    has_byte_tables: bool = False
 
     @property
     def lanes(self) -> int:
@@ -118,8 +120,20 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = 
     listed += ",-prefer-256-bit"
     fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in calibration.CPUS_WITH_SLOW_BFLOAT16
     halves, bytes_ = (tiles and has.issuperset(("amx-tile", name)) for name in ("amx-bf16", "amx-int8"))
-    fours = "avx512vnni" in has
-    return Machine(triple, cpu, listed, 64, 32, fast, halves, bytes_, has_int16_pairs=True, has_int8_fours=fours)
+    fours, tables = ("avx512vnni" in has), ("avx512vbmi" in has)
+    return Machine(
+        triple,
+        cpu,
+        listed,
+        64,
+        32,
+        fast,
+        halves,
+        bytes_,
+        has_int16_pairs=True,
+        has_int8_fours=fours,
+        has_byte_tables=tables,
+    )
 
 
 def at_level(level: str, triple: str = "x86_64-unknown-linux-gnu") -> Machine:
