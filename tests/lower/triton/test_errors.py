@@ -185,8 +185,31 @@ def test_without_num_stages_fewer_iterations_are_in_flight_if_their_tiles_do_not
     pytest.importorskip("triton", reason="needs triton")
     with pytest.raises(ResourceError):
         matmul.trace(SQUARE, SQUARE, **BLOCKS, num_stages=2).lower("cuda:sm_90").compile()
-    compiled = matmul.trace(SQUARE, SQUARE, **BLOCKS).lower("cuda:sm_90").compile()
+    lowered = matmul.trace(SQUARE, SQUARE, **BLOCKS).lower("cuda:sm_90")
+    assert "loads of 2 iterations in flight at most" in lowered.plan
+    compiled = lowered.compile()
     assert 2 * 2 * 128 * 256 <= compiled.resources.shared_bytes <= 227 << 10
+
+
+def test_the_plan_and_the_explanation_say_how_many_iterations_are_in_flight() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    lowered = matmul.trace(SQUARE, SQUARE, **BLOCKS).lower("cuda:sm_90")
+    explanation = lowered.explain(0)
+    assert "loads of 1 iteration in flight\n" in lowered.plan
+    assert explanation.memory["iterations in flight"] == "1: the tiles of 2 do not fit shared memory"
+    fits = matmul.trace(SQUARE, SQUARE, block_m=64, block_n=64, block_k=64).lower("cuda:sm_90")
+    assert "iterations in flight" not in fits.explain(0).memory
+    assert "loads of 2 iterations in flight\n" in fits.plan
+    asked = matmul.trace(SQUARE, SQUARE, **BLOCKS, num_stages=4).lower("cuda:sm_90")
+    assert "loads of 4 iterations in flight\n" in asked.plan  # or it does not compile
+    no_loop = copied.trace(SQUARE).lower("cuda:sm_90")
+    assert "in flight" not in no_loop.plan
+
+
+@tk.kernel(out_type=lambda x: x)
+def copied(x: Any, out: Any, *, block: tk.Block = 8) -> None:
+    i = tk.parallel(x.shape[0], block)
+    out[i, :] = x[i, :]
 
 
 @pytest.mark.parametrize("how", ["compiled", "jitted"])

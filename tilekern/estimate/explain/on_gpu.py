@@ -93,6 +93,10 @@ def memory(lowering: TritonLowering) -> dict[str, str]:
         "spilled": f"{resources.spills or 0:,} bytes a thread",
         "shared memory": f"{resources.shared_bytes or 0:,} of {chip.shared_bytes:,} bytes",
     }
+    program = lowering.launched
+    if program.num_stages < lowering.program.num_stages:
+        wish = f"{lowering.program.num_stages} do not fit shared memory"
+        bill["iterations in flight"] = f"{program.num_stages}: the tiles of {wish}"
     if resources.tensor_columns is not None:
         bill["tensor memory"] = f"{resources.tensor_columns} of 512 columns"
     return bill

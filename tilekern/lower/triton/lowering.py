@@ -57,8 +57,17 @@ class TritonLowering:
 
     @property
     def plan(self) -> str:
-        """The launch, the order of programs, their loops and copies, in words."""
-        return describe(self.program, self.func, self.target.name)
+        """The launch, the order of programs, their loops and copies, in words; stages as compiled, once it is."""
+        return describe(self.launched, self.func, self.target.name, self._stages_are_fixed or self._is_compiled)
+
+    @property
+    def launched(self) -> Program:
+        """The program with as many stages as it compiled with; before it is compiled, with as many as will be tried."""
+        return self._fitted[0] if self._is_compiled else self.program
+
+    @property
+    def _is_compiled(self) -> bool:
+        return "_fitted" in vars(self)
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
@@ -73,16 +82,24 @@ class TritonLowering:
         """Compile with Triton, for the target's GPU, which this machine need not have."""
         return TritonCompiled(self, self._binary)
 
-    @cached_property
+    @property
     def _binary(self) -> Binary:
-        """The compiled program. Loads of fewer iterations are in flight if their tiles need too much shared memory."""
+        """The compiled program."""
+        return self._fitted[1]
+
+    @cached_property
+    def _fitted(self) -> tuple[Program, Binary]:
+        """The program as it was compiled, and its binary.
+
+        Loads of fewer iterations are in flight if their tiles need too much shared memory.
+        """
         program, binary = self.program, compile_program(self.program, self.chip)
         while not self._stages_are_fixed and program.num_stages > 1 and resources.lacks_shared(binary, self.chip):
             program = replace(program, num_stages=program.num_stages // 2)
             binary = compile_program(program, self.chip)
         resources.check_fits(binary, program, self.chip)
         # Machine code is used as it is, and fails on other GPUs; without it, the driver compiles the PTX.
-        return replace(binary, asm={**binary.asm, NVIDIA.code: b""}) if self.target.portable else binary
+        return program, replace(binary, asm={**binary.asm, NVIDIA.code: b""}) if self.target.portable else binary
 
     def on_gpu(self) -> Any:
         """The program compiled by XLA for this machine's GPU."""
