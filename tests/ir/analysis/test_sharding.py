@@ -152,6 +152,18 @@ def chosen(x, out):
         out[i, :] = x[i, :]
 
 
+def square_position(x, out):
+    """Row i² of x, whose rows are as many as squares need: no part of x has the rows of a part of the programs."""
+    i = tk.parallel(x.shape[0], 4)
+    out[i, :] = x[i, :] + x[tk.ds(i.index * i.index, 1), :]
+
+
+def beside_position(x, out):
+    """The square moves a whole tile of x along columns, which no device divides."""
+    i = tk.parallel(x.shape[0], 4)
+    out[i, :] = x[i, :] + x[i, tk.ds(i.index * i.index, 4)].sum(axis=1)[:, None]
+
+
 def of_part(x, out):
     i = tk.parallel(x.shape[0], 4)
     out[i, :] = tk.fold(tk.serial(8, 2, start=2), lambda k, t: t + x[i, k].sum(axis=1), tk.zeros(i, x.dtype))[:, None]
@@ -171,6 +183,8 @@ def of_part(x, out):
         (pairs, "x is read or written as a whole by each program"),
         (printed, "the body computes with its index (print)"),
         (chosen, "the body computes with its index"),
+        (square_position, "the body computes with its index"),
+        (beside_position, "the body computes with its index"),
         (of_part, ""),
     ],
 )
