@@ -138,11 +138,13 @@ class Emitter:
         return [self.env[v] for v in block.results]
 
     def emit_block(self, block: Block) -> None:
+        """Emit the ops of a block in the current scope."""
         last = _last_of_line(block)
         for op in block.ops:
             self.emit(op, last.get(op, ()))
 
     def emit(self, op: Op, variables: tuple[str, ...]) -> None:
+        """Emit an op; `variables` are the names that the user's statement assigns, () for none."""
         self.memory.order(self, op)
         match op:
             case Constant():
@@ -200,6 +202,7 @@ class Emitter:
         return self._uses[op.result] == 1 and user is not None and _same_line(user.loc, op.loc)
 
     def define(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
+        """Assign the expression of an op's result to a variable."""
         hint = variables[0] if len(variables) == 1 else op.hint or _DEFAULT_NAMES.get(type(op), "x")
         target, siblings = self._targets.get(op.result, ("", ()))
         read = any(re.search(rf"\b{target}\b", self.env[v].text) for v in siblings) if target else False
@@ -222,6 +225,7 @@ class Emitter:
         return names
 
     def bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
+        """Let values be in the variables `names`."""
         for value, name in zip(values, names, strict=True):
             self.env[value] = Expr(name, value.tile.shape)
 
@@ -283,6 +287,7 @@ class Emitter:
         return f"tl.cdiv({text}, {block})" if up else f"{text} // {block}"
 
     def named(self, hint: str, text: str) -> str:
+        """The text itself if it is a number or a variable, else the variable of the expression."""
         return text if text.isdigit() or text.isidentifier() else self.bind(hint, text)
 
     def _while(self, op: While, variables: tuple[str, ...]) -> None:

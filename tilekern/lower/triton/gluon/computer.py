@@ -113,6 +113,7 @@ class Computer(Emitter):
         return (bool(op.results) and op.result in self._layouts.numbers) or super()._inlined(op, text)
 
     def define(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
+        """Assign the expression of an op's result to a variable; a loaded tile gets its layout."""
         layout = self._layouts.of(op.result) if isinstance(op, Load) else None
         if layout is not None and text.shape == op.result.tile.shape:
             text = Expr(f"tl.set_auto_layout({text.text}, {layout})", text.shape)
@@ -128,6 +129,7 @@ class Computer(Emitter):
         return self.whole(init, layout)
 
     def whole(self, value: Value, layout: str | None = None) -> str:
+        """The text of a value in the full shape of its tile, in `layout`, or the value's own layout."""
         x, layout, tile = self.env[value], layout or self._layouts.of(value), value.tile
         if layout is None or not tile.shape:
             return super().whole(value)

@@ -56,6 +56,7 @@ class Loops:
         self._rounds, self._products = rounds, products
 
     def fold(self, op: Fold, variables: tuple[str, ...]) -> None:
+        """Emit a loop; `variables` are the names that the user's statement assigns, () for none."""
         around = op in self._emitter.func.body.ops
         outer = [c for c in self._plan.unique if around and c.fold is None and not c.readers.isdisjoint(op.walk())]
         self._products.flights.settle(self._products.flights.values)

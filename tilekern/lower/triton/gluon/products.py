@@ -125,6 +125,7 @@ class Products:
         return f"{place}.permute({permuted}" if permuted else place
 
     def as_left(self, text: str, columns: int) -> str:
+        """The text of a tile in the layout of left operands of products with so many columns."""
         return f"tl.convert_layout({text}, tl.DotOperandLayout(0, {layouts.matrix_layout(columns)}, 2))"
 
     def wait_filled(self, channel: Channel, loc: Loc) -> str:
