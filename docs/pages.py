@@ -1,8 +1,8 @@
 """The code of a page of the documentation, run from top to bottom, and the pictures that the page asks for.
 
 The Python blocks of a page are one program. A line `<!-- picture: EXPRESSION -->` stands for a picture: the expression
-is evaluated behind the blocks above it, and gives a `Picture`, such as `kernel.trace(x).draw()`. `plots` names the
-module of plots.
+is evaluated behind the blocks above it, and gives a `Picture`, such as `kernel.trace(x).draw()`. `gallery` and `plots`
+name modules that draw.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docs import plots
+from docs import gallery, plots
 from tilekern.ir.picture import Picture
 
 # A block of Python, and behind it the block of text, if there is one, that shows what it prints; or a picture.
@@ -61,7 +61,7 @@ def run(name: str, text: str) -> Iterator[Block | Drawn]:
     parts = list(PART.finditer(text))
     program = "".join(part["code"] or "" for part in parts)
     linecache.cache[file] = (len(program), None, program.splitlines(keepends=True), file)
-    namespace: dict[str, Any] = {"__name__": "docs", "plots": plots}
+    namespace: dict[str, Any] = {"__name__": "docs", "gallery": gallery, "plots": plots}
     lines_above = 0
     for part in parts:
         if part["picture"] is not None:

@@ -22,6 +22,7 @@ _COLOURS = {"load": "#1f9e89", "store": "#e76f51", "atomic": "#8e6bbf"}
 _LARGEST, _UNIT, _SMALLEST = 230.0, 18.0, 14.0  # pixels: of the longest side, of an element, of the shortest side
 _GAP, _HEAD, _FOOT, _LINE, _WIDEST = 34.0, 26.0, 24.0, 20.0, 900.0
 _CHARACTER = 7.4  # the width of a character of 13 pixels, an upper bound
+_EDGE = 2.0  # pixels around all, for the lines of the outermost boxes
 _SEEN = 3.0  # pixels: the least distance of two lines
 _LETTERS, _MIDDLE = 'fill="currentColor" stroke="none"', 'text-anchor="middle"'
 
@@ -211,10 +212,10 @@ def _svg(func: Func, arrays: Sequence[_Drawn], caption: str) -> str:
     legend, width = _legend(actions, any(any(_outside(array)) for array in arrays))
     body.append(_text(0, y + tall + _LINE, escape(caption)))
     body.append(f'<g transform="translate(0 {y + tall + _LINE + 12:g})">{legend}</g>')
-    size = f"{max(wide, width, 1.0):.0f} {y + tall + 3 * _LINE:.0f}"
+    size = f"{max(wide, width, 1.0) + 2 * _EDGE:.0f} {y + tall + 3 * _LINE:.0f}"
     return (
-        f'<svg viewBox="-2 -2 {size}" width="{size.split()[0]}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(f"tiles of {func.name}")}" font-family="system-ui,sans-serif" font-size="13" '
+        f'<svg viewBox="{-_EDGE:g} {-_EDGE:g} {size}" width="{size.split()[0]}" style="max-width:100%;height:auto" '
+        f'role="img" aria-label="{escape(f"tiles of {func.name}")}" font-family="system-ui,sans-serif" font-size="13" '
         'fill="none" stroke="currentColor">'
         '<defs><pattern id="tilekern-outside" width="6" height="6" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><path d="M0 0V6" stroke="currentColor" stroke-opacity="0.7"/></pattern></defs>'
