@@ -193,13 +193,7 @@ class PagedKeys(ABC):
 
     def _places(self, s: Any, j: tk.Tile) -> list[tuple[Any, Any]]:
         """Indices in the first two dims of the cache of the parts of a tile of keys."""
-        page, pages = self.page, self.tables.pages
-        if self.block_k < page:
-            return [(pages[s, j.start // page], tk.ds(j.start % page, self.block_k))]
-        count = self.block_k // page
-        if 1 < count <= self.block_p and not self.lead:
-            return [(pages[s, j // page], slice(None))]  # one load of all pages
-        return [(pages[s, j.index * count + n], slice(None)) for n in range(count)]
+        return places_of_tile(self.tables.pages, s, j, self.page, 1 if self.lead else self.block_p)
 
     def _bounded(self, scores: jax.Array) -> jax.Array:
         """Scores within the bound, in units of ln 2."""
@@ -300,6 +294,24 @@ class Keys(PagedKeys):
             return numbers * (tile if self.g.size == 1 else tile[:, None, :])
         factor = scale[0 if scale.shape[0] == 1 else self.heads].astype(numbers.dtype)
         return numbers * (factor if factor.ndim == 0 else factor[:, None, None])
+
+
+def places_of_tile(pages: Any, s: Any, j: tk.Tile, page: int, block_p: int) -> list[tuple[Any, Any]]:
+    """Indices in the first two dims of a cache of the parts of tile j of the keys of sequence s.
+
+    Args:
+      pages: the table [S, P], a ref.
+      s: the number of the sequence.
+      j: a tile of whole pages, or of a part of one.
+      page: the number of keys in a page.
+      block_p: the most pages that one load takes at places of a vector.
+    """
+    if j.size < page:
+        return [(pages[s, j.start // page], tk.ds(j.start % page, j.size))]
+    count = j.size // page
+    if 1 < count <= block_p:
+        return [(pages[s, j // page], slice(None))]
+    return [(pages[s, j.index * count + n], slice(None)) for n in range(count)]
 
 
 def halves(pairs: jax.Array, dtype: str, half: int) -> jax.Array:

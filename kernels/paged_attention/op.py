@@ -96,6 +96,16 @@ def sequences_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:
     return sequence, jnp.where(exists, t - tables.starts[sequence], 0)
 
 
+def positions_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:
+    """int32[T] twice: the sequence of each token, -1 for none, and the token's place among the keys of its sequence.
+
+    The place is negative for a token before its sequence.
+    """
+    sequence, _ = sequences_of(tables, tokens)
+    shift = tables.lengths[sequence] - tables.starts[sequence + 1]
+    return sequence, shift + jnp.arange(tokens, dtype=jnp.int32)
+
+
 def items_of(tables: Tables, sequence: jax.Array, block_q: int, few: int) -> tuple[Items, jax.Array]:
     """The items of sequences of more than `few` tokens, for tiles of `block_q` tokens; int32[T], each token's item.
 

@@ -15,7 +15,7 @@ from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_int32, is_integer, require
 from tilekern.kernels.paged_attention import checks
 from tilekern.kernels.paged_attention.arguments import Pages, Tables
-from tilekern.kernels.paged_attention.op import sequences_of
+from tilekern.kernels.paged_attention.op import positions_of
 from tilekern.kernels.quantization import LARGEST, rounded, scale_of
 from tilekern.kernels.rope import rope
 
@@ -162,8 +162,7 @@ def copy_pages[ArrayTree](kv_pages: ArrayTree, sources: jax.Array, targets: jax.
 
 def places_of(tables: Tables, tokens: int, pages: int, page_size: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """int32[T], the position of each new token; and its page, `pages` for none, and its place in the page."""
-    sequence, _ = sequences_of(tables, tokens)
-    position = tables.lengths[sequence] - tables.starts[sequence + 1] + jnp.arange(tokens, dtype=jnp.int32)
+    sequence, position = positions_of(tables, tokens)
     number = position // page_size
     exists = (sequence >= 0) & (position >= 0) & (number < tables.pages.shape[1])
     page = tables.pages[sequence, jnp.where(exists, number, 0)]
