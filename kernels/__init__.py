@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.flash_attention import flash_attention
     from tilekern.kernels.gated_delta_rule import gated_delta_rule
     from tilekern.kernels.group_norm import group_norm
+    from tilekern.kernels.index_scores import index_scores, select_keys
     from tilekern.kernels.layer_norm import layer_norm
     from tilekern.kernels.linear_attention import linear_attention, ssd
     from tilekern.kernels.matmul import fused_matmul, matmul, quantized_matmul, symmetric_matmul
@@ -48,6 +49,7 @@ __all__ = [
     "fused_ragged_dot",
     "gated_delta_rule",
     "group_norm",
+    "index_scores",
     "layer_norm",
     "linear_attention",
     "log_softmax",
@@ -65,6 +67,7 @@ __all__ = [
     "rope",
     "sample",
     "sample_hidden",
+    "select_keys",
     "selective_scan",
     "softmax",
     "ssd",
@@ -90,6 +93,7 @@ _FOLDERS = {
     "rms_norm_quantized": "rms_norm",
     "rms_norm_rope": "rope",
     "sample_hidden": "sample",
+    "select_keys": "index_scores",
     "ssd": "linear_attention",
     "symmetric_matmul": "matmul",
     "verify_draft_tree": "sample",

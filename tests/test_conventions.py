@@ -47,6 +47,7 @@ REFERENCES = {
     "quantized_matmul": PACKAGES["matmul"].quantized_reference,
     "ragged_contracting_dot": PACKAGES["ragged_dot"].contracting_reference,
     "log_softmax": PACKAGES["softmax"].log_reference,
+    "select_keys": PACKAGES["index_scores"].select_reference,
     "rms_norm_rope": PACKAGES["rope"].normed_reference,
     "sample_hidden": PACKAGES["sample"].hidden_reference,
     "symmetric_matmul": PACKAGES["matmul"].symmetric_reference,
@@ -265,7 +266,11 @@ def test_a_folder_exports_functions_and_their_definitions_alone() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [folder for folder in FOLDERS if folder not in ("adamw_step", "mla_attention", "paged_attention", "sample")],
+    [
+        folder
+        for folder in FOLDERS
+        if folder not in ("adamw_step", "index_scores", "mla_attention", "paged_attention", "sample")
+    ],
 )
 def test_names_that_a_folder_exported_warn_at_the_import(folder: str) -> None:
     package = PACKAGES[folder]

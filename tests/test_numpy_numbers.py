@@ -154,6 +154,16 @@ CALLS: dict[str, Call] = {
         },
         differentiable=False,
     ),
+    "index_scores": Call(
+        (f(3, 4, 8), f(3, 4), f(5, 4, 8), n(3) + 4, n(3, 2), np.arange(4, dtype=np.int32)),
+        {"key_scale": 0.5, "num_seqs": 2},
+        differentiable=False,
+    ),
+    "select_keys": Call(
+        (f(3, 4, 8), f(3, 4), f(5, 4, 8), n(3) + 4, n(3, 2), np.arange(4, dtype=np.int32)),
+        {"key_scale": 0.5, "num_seqs": 2, "num_keys": 3},
+        differentiable=False,
+    ),
     "write_latents": Call(
         (f(9, 4, 12), f(3, 12), n(3) + 4, n(3, 2)),
         {

@@ -20,6 +20,7 @@ from tilekern.kernels import (
     flash_attention,
     gated_delta_rule,
     group_norm,
+    index_scores,
     layer_norm,
     linear_attention,
     matmul,
@@ -50,6 +51,8 @@ from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
 from tilekern.kernels.group_norm import reference as group_norm_reference
 from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
 from tilekern.kernels.group_norm.cases import LARGE as LARGE_GROUPS
+from tilekern.kernels.index_scores import reference as index_scores_reference
+from tilekern.kernels.index_scores.cases import CASES as INDEXERS
 from tilekern.kernels.layer_norm import reference as layer_norm_reference
 from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
 from tilekern.kernels.linear_attention import reference as linear_attention_reference
@@ -291,6 +294,13 @@ KERNELS = {
         CACHES,
         resized(CACHES, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "keys": 1537, "window": 700}),
         lambda query, pages, lengths, table: query.shape[2] + table.shape[1] * pages.shape[1],
+    ),
+    "index_scores": Kernel(
+        index_scores,
+        index_scores_reference,
+        INDEXERS,
+        resized(INDEXERS, {"sequences": 5, "keys": 1000, "page": 48}, {"sequences": 2, "heads": 23, "keys": 1537}),
+        lambda query, *unused: query.shape[1] * query.shape[2],
     ),
     "mla_attention": Kernel(
         mla_attention,

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.authoring import hide_frames, static_int, takes_python_numbers
+from tilekern.kernels.checks import as_int32
 from tilekern.kernels.mla_attention import checks
-from tilekern.kernels.mla_attention.op import mla_decode_op, mla_ragged_op
+from tilekern.kernels.mla_attention.op import mla_decode_op, mla_ragged_op, mla_selected_op
 from tilekern.kernels.mla_attention.pages import write_latents
+from tilekern.kernels.mla_attention.selected import tables_of_selected
 from tilekern.kernels.paged_attention.arguments import Settings
 from tilekern.kernels.paged_attention.checks import tables as checked_tables
 
@@ -72,6 +74,7 @@ def mla_attention(
     value_width: int = 512,
     latent_scale: jax.Array | float | None = None,
     rope_scale: jax.Array | float | None = None,
+    selected: jax.Array | None = None,
     new_latents: jax.Array | tuple[jax.Array, jax.Array] | None = None,
     return_logsumexp: bool = False,
     target: str | None = None,
@@ -104,12 +107,16 @@ def mla_attention(
       latent_scale: what cached latents are multiplied by: a number, or floats of shape () for all, or [pages, page] for
         each key. None for 1.
       rope_scale: the same for rotated keys.
+      selected: integers [T, k], the positions in its sequence of the keys that a token attends to, each at most once,
+        such as the result of `select_keys` (DeepSeek Sparse Attention). A position that the token does not see, such
+        as -1, counts for nothing. None: a token attends to all keys up to its own.
       new_latents: [T, C + R], or a pair [T, C] and [T, R]: the latents and rotated keys of the tokens, which
         `write_latents` puts into the cache first.
       return_logsumexp: return (out, logsumexp), to merge parts of sequences.
       target: lower for this target's blocks, e.g. "cpu:xla".
       **blocks: `parts`, into how many parts the keys of a sequence are split, for programs of their own; with
-        `cu_q_lens` for sequences of up to `few` tokens, and `block_q`: tokens of a tile of the other sequences. No
+        `cu_q_lens` for sequences of up to `few` tokens, and `block_q`: tokens of a tile of the other sequences. With
+        `selected` `parts` of the keys of each token, and `gathered`, whether XLA copies its keys to a page first. No
         block changes the result beyond rounding.
 
     Returns:
@@ -139,11 +146,15 @@ def mla_attention(
     tables = checked_tables("mla_attention", rows.latent.shape[0], kv_lens, page_indices, cu_q_lens, num_seqs)
     settings = Settings(checks.scale_of_scores("mla_attention", scale), None, None)
     scales = checks.scales("mla_attention", cache, latent_scale, rope_scale)
-    if rows.latent.size == 0 or kv_lens.size == 0:
+    checks.selected("mla_attention", selected, rows.latent.shape[0])
+    if 0 in (rows.latent.size, kv_lens.size, 1 if selected is None else selected.size * cache.latent.size):
         lead, dtype = rows.latent.shape[:2], rows.latent.dtype
         out, logsumexp = jnp.zeros((*lead, width), dtype), jnp.full(lead, -jnp.inf, tk.accumulator(dtype))
     else:
-        out, logsumexp = (mla_decode_op if cu_q_lens is None else mla_ragged_op)(
+        op = mla_decode_op if cu_q_lens is None else mla_ragged_op
+        if selected is not None:
+            op, tables = mla_selected_op, tables_of_selected(tables, as_int32(selected), cache.latent)
+        out, logsumexp = op(
             rows,
             cache,
             tables,

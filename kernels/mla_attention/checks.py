@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
-from tilekern.kernels.checks import as_real, is_float, refusal
+from tilekern.kernels.checks import as_real, is_float, is_integer, refusal
 from tilekern.kernels.mla_attention.arguments import Latents, Scales
 from tilekern.kernels.paged_attention.checks import QUANTIZED
 
@@ -73,6 +73,18 @@ def scale_of_scores(function: str, scale: Any) -> float:
         fix = "it is static, the width of a key before it was absorbed ** -0.5: (128 + 64) ** -0.5 for DeepSeek"
         raise refusal(function, "scale", "a number", scale, fix)
     return number
+
+
+def selected(function: str, positions: Any, tokens: int) -> None:
+    """Check the positions of selected keys; None are all keys.
+
+    Raises:
+      ArgumentError: they are no integers [T, k].
+    """
+    if positions is None or (is_integer(positions) and positions.ndim == 2 and positions.shape[0] == tokens):
+        return
+    expected = f"integers [{tokens}, k], positions of keys for each token, or None"
+    raise refusal(function, "selected", expected, positions, "fill rows of fewer keys with -1")
 
 
 def _latents(arrays: Any) -> Latents | None:

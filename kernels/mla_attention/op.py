@@ -62,6 +62,41 @@ def mla_ragged_op(
 
 
 @tk.op(out_type=_out_type)
+def mla_selected_op(
+    query: Latents,
+    cache: Latents,
+    tables: Tables,
+    scales: Scales,
+    *,
+    settings: Settings,
+    value_width: int,
+    return_logsumexp: bool,
+    parts: tk.Block = 1,
+    gathered: tk.Choice[bool] = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """query[T, N, C + R] -> out[T, N, C], and if asked for logsumexp[T, N], of the keys of each token in `tables`.
+
+    `tables` is of `tables_of_selected`: each token is a sequence, whose pages are single rows of the cache. Without
+    `gathered` the kernel loads them where they lie. With it XLA copies the keys of each token to a page first.
+    """
+    numbers = tables.pages
+
+    def as_pages(array: Any) -> Any:
+        """An array [pages, page, ...] as [rows, 1, ...]; gathered as [T, k, ...]."""
+        if array is None or (array.ndim == 1):  # a scale for all
+            return array
+        rows = array.reshape(-1, *array.shape[2:])
+        return rows.at[numbers].get(mode="fill", fill_value=0) if gathered else rows[:, None]
+
+    if gathered:
+        tables = tables._replace(pages=jnp.arange(numbers.shape[0], dtype=jnp.int32)[:, None])
+    static: dict[str, Any] = {"settings": settings, "value_width": value_width, "parts": parts}
+    return _decoded(
+        query, Latents(*map(as_pages, cache)), tables, Scales(*map(as_pages, scales)), return_logsumexp, **static
+    )
+
+
+@tk.op(out_type=_out_type)
 def mla_decode_op(
     query: Latents,
     cache: Latents,
@@ -75,6 +110,13 @@ def mla_decode_op(
 ) -> tuple[jax.Array, jax.Array | None]:
     """query[B, N, C + R], the last token of each sequence -> out[B, N, C], and if asked for logsumexp[B, N]."""
     static: dict[str, Any] = {"settings": settings, "value_width": value_width, "parts": parts}
+    return _decoded(query, cache, tables, scales, return_logsumexp, **static)
+
+
+def _decoded(
+    query: Latents, cache: Latents, tables: Tables, scales: Scales, return_logsumexp: bool, **static: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """The result of `mla_decode_op`."""
     of_few = Latents(*(x if x is None else x[:, None] for x in query))
     out, logsumexp = merged(Softmax(*latents_of_parts(of_few, cache, tables, scales, **static)))
     return out[:, 0].astype(query.latent.dtype), logsumexp[:, 0] if return_logsumexp else None

@@ -25,6 +25,7 @@ def reference(
     value_width: int = 512,
     latent_scale: jax.Array | float | None = None,
     rope_scale: jax.Array | float | None = None,
+    selected: jax.Array | None = None,
     new_latents: jax.Array | tuple[jax.Array, jax.Array] | None = None,
     return_logsumexp: bool = False,
     dtype: Any = None,
@@ -47,10 +48,43 @@ def reference(
         factor = factor[..., None] if factor.ndim == 2 else factor.reshape(())
         scaled.append(half.reshape(*half.shape[:2], -1).astype(wide) * factor)
     pair = jnp.concatenate(scaled, axis=-1)[:, :, None], scaled[0][:, :, None]
-    results = paged_reference(of_query, pair, *tables, scale=scale, return_logsumexp=return_logsumexp, dtype=wide)
+    flag: dict[str, Any] = {"scale": scale, "return_logsumexp": return_logsumexp}
+    if selected is None:
+        results = paged_reference(of_query, pair, *tables, **flag, dtype=wide)
+    else:
+        results = _of_selected(of_query, pair, tables, selected, **flag)
     if pages is None:
         return results
     return (*results, pages) if isinstance(results, tuple) else (results, pages)
+
+
+def _of_selected(
+    query: jax.Array, pair: Sequence[jax.Array], tables: Any, selected: Any, *, scale: float, return_logsumexp: bool
+) -> Any:
+    """The attention of each token to the keys at `selected` positions that it sees, in the dtype of the pair."""
+    kv_lens, page_indices, cu_q_lens, num_seqs = tables
+    kv_lens, page_indices, selected = (jnp.asarray(x) for x in (kv_lens, page_indices, selected))
+    keys, values = (x.reshape(-1, x.shape[-1]) for x in pair)
+    (tokens, _, _), sequences, (pages, page) = query.shape, kv_lens.shape[0], pair[0].shape[:2]
+    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
+    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
+    t = jnp.arange(tokens)[:, None]
+    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & (jnp.arange(sequences) < count)
+    s = of_sequence.argmax(axis=1)[:, None]
+    position = t - starts[s + 1] + kv_lens[s]
+    sees = of_sequence.any(axis=1)[:, None] & (selected >= 0) & (selected <= position)
+    sees &= selected < page_indices.shape[1] * page
+    number = page_indices[s, jnp.where(sees, selected // page, 0)]
+    in_cache = (sees & (number >= 0) & (number < pages))[..., None]
+    row = jnp.where(in_cache[..., 0], number * page + selected % page, 0)
+
+    of_tokens = jnp.where(in_cache, keys[row], 0), jnp.where(in_cache, values[row], 0)
+    scores = jnp.einsum("tnh,tkh->tnk", query.astype(keys.dtype), of_tokens[0]) * scale
+    scores = jnp.where(sees[:, None], scores, -jnp.inf)
+    logsumexp = jax.nn.logsumexp(scores, axis=2) if selected.shape[1] else jnp.full(query.shape[:2], -jnp.inf)
+    weights = jnp.exp(scores - jnp.where(logsumexp == -jnp.inf, 0, logsumexp)[..., None])
+    out = jnp.einsum("tnk,tkh->tnh", weights, of_tokens[1]).astype(query.dtype)
+    return (out, logsumexp) if return_logsumexp else out
 
 
 def write_reference(

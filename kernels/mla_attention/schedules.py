@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 import tilekern as tk
 from tilekern.kernels.blocks import power_of_two, soonest_parts
 from tilekern.kernels.mla_attention.arguments import Latents
 from tilekern.kernels.mla_attention.kernel import latents_of_parts, latents_of_tokens
-from tilekern.kernels.mla_attention.op import mla_decode_op, mla_ragged_op
+from tilekern.kernels.mla_attention.op import mla_decode_op, mla_ragged_op, mla_selected_op
 from tilekern.kernels.paged_attention.arguments import Tables
 from tilekern.kernels.paged_attention.schedules import few_tokens, keys_of_tile
 
@@ -49,6 +51,15 @@ def _parts(query: Latents, cache: Latents, tables: Tables, device: tk.Device) ->
 @mla_decode_op.schedule("tpu")
 def _decode(query: Latents, cache: Latents, tables: Tables, scales: Any, device: tk.Device) -> dict[str, int]:
     return {"parts": _parts(query, cache, tables, device)}
+
+
+@mla_selected_op.schedule("cpu")
+@mla_selected_op.schedule("cuda")
+@mla_selected_op.schedule("tpu")
+def _selected(query: Latents, cache: Latents, tables: Tables, scales: Any, device: tk.Device) -> dict[str, Any]:
+    """On TPUs a load of one key would be a copy of its own from HBM; so XLA gathers the keys of all tokens."""
+    rows = Latents(*(x if x is None else jax.ShapeDtypeStruct((1, 1, *x.shape[2:]), x.dtype) for x in cache))
+    return {"parts": _parts(query, rows, tables, device), "gathered": device.platform == "tpu"}
 
 
 @mla_ragged_op.schedule("cpu")

@@ -93,7 +93,7 @@ def test_every_library_kernel_is_checked_in_every_dtype() -> None:
 def test_the_gradient_of_every_library_kernel_is_checked() -> None:
     """A step of an optimizer has none, nor has attention to a cache."""
     folders = {path.parent.name for path in (ROOT / "kernels").glob("*/kernel.py")}
-    folders -= {"adamw_step", "matmul", "mla_attention", "paged_attention", "sample"}
+    folders -= {"adamw_step", "index_scores", "matmul", "mla_attention", "paged_attention", "sample"}
     assert {f"{folder}_gradient" for folder in folders} | {"fused_matmul_gradient"} < {*KERNELS}
 
 

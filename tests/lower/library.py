@@ -16,7 +16,7 @@ from tilekern.lower.target import Target, resolve
 KERNELS = Path(__file__).parents[2] / "kernels"
 NAMES = tuple(sorted(path.parent.name for path in KERNELS.glob("*/cases.py")))
 # A kernel that writes in place has no derivative; nobody trains through a cache; a token is an integer.
-UNTRAINED = ("adamw_step", "mla_attention", "paged_attention", "sample")
+UNTRAINED = ("adamw_step", "index_scores", "mla_attention", "paged_attention", "sample")
 DIFFERENTIABLE = tuple(name for name in NAMES if name not in UNTRAINED)
 CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
 

@@ -26,6 +26,8 @@ LIBRARY = {
     "gated_delta_rule": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b beta.1 n, b log_decay.1 n "
     "-> b out.1 n j, b n final_state.2 j",
     "group_norm": "axis0 x.1 axis1, axis1, axis1 -> axis0 out.1 axis1",
+    "index_scores": "t query.1 query.2, t weights.1, keys.0 keys.1 keys.2, t, t, places.pages.0 places.pages.1 "
+    "-> t out.1",
     "layer_norm": "i x.1, weight.0, bias.0 -> i out.1",
     "linear_attention": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b log_decay.1 n "
     "-> b out.1 n j, b n final_state.2 j",

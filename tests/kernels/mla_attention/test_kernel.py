@@ -47,7 +47,7 @@ def problem(
 
 def check(arguments: list[Any], **keywords: Any) -> None:
     """The kernel agrees with the definition by the rule; blocks are of the kernel alone."""
-    blocks = {name: keywords.pop(name) for name in ("few", "parts", "block_q") if name in keywords}
+    blocks = {name: keywords.pop(name) for name in ("few", "parts", "block_q", "gathered") if name in keywords}
     leaves, tree = jax.tree.flatten(arguments)
     dtype = leaves[0].dtype
 

@@ -1,0 +1,56 @@
+"""The arguments of the public functions, checked and brought to one form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from tilekern.authoring import hide_frames
+from tilekern.kernels.checks import as_real, is_float, refusal, require
+from tilekern.kernels.paged_attention.checks import QUANTIZED
+
+hide_frames(__file__)
+
+
+def keys_of_queries(function: str, query: Any, head_weights: Any, key_pages: Any) -> Any:
+    """The keys [pages, page, D], for query[T, J, D] and head_weights[T, J].
+
+    Raises:
+      ArgumentError: shapes or dtypes do not fit.
+    """
+    keys = key_pages
+    if getattr(keys, "ndim", 0) == 4 and keys.shape[2] == 1:
+        keys = keys.reshape(*keys.shape[:2], keys.shape[3])
+    fits = is_float(query) and query.ndim == 3 and is_float(head_weights) and head_weights.shape == query.shape[:2]
+    fits = fits and getattr(keys, "ndim", 0) == 3 and keys.shape[2] == query.shape[2] and keys.shape[1] > 0
+    fits = fits and (keys.dtype == query.dtype or str(keys.dtype) in QUANTIZED)
+    require(
+        fits,
+        function,
+        expected="query[T, J, D] and head_weights[T, J] of float dtypes, and key_pages[pages, page, D] or "
+        f"[pages, page, 1, D] of the query's dtype or {', '.join(QUANTIZED)}",
+        fix="cast query with .astype: a query of 8 bits is exact in bfloat16, and its scale belongs to head_weights",
+        query=query,
+        head_weights=head_weights,
+        key_pages=key_pages,
+    )
+    return keys
+
+
+def scale_of_keys(function: str, scale: Any, keys: Any) -> Any:
+    """The scale, float32 of shape [1] or [pages, page]; None if absent.
+
+    Raises:
+      ArgumentError: it is of another shape or dtype.
+    """
+    if scale is None:
+        return None
+    number = as_real(scale)
+    if number is not None:
+        return jnp.full(1, number, jnp.float32)
+    of_keys = keys.shape[:2]
+    if is_float(scale) and scale.shape in ((), (1,), of_keys):
+        return scale.astype(jnp.float32).reshape(scale.shape or 1)
+    expected = f"a number, or floats of shape () or {[*of_keys]}"
+    raise refusal(function, "key_scale", expected, scale, "a scale for all, or for each key")

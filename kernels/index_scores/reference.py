@@ -1,0 +1,63 @@
+"""The definition of `index_scores` and `select_keys` in plain jnp: each token's keys are gathered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def reference(
+    query: jax.Array,
+    head_weights: jax.Array,
+    key_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array | None = None,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    key_scale: jax.Array | float | None = None,
+    dtype: Any = None,
+) -> jax.Array:
+    """The result of `index_scores`, computed in `dtype`; None stands for float32, or float64 for float64 queries."""
+    wide = dtype or jnp.promote_types(query.dtype, jnp.float32)
+    tokens, (pages, page) = query.shape[0], key_pages.shape[:2]
+    kv_lens, page_indices = jnp.asarray(kv_lens), jnp.asarray(page_indices)
+    sequences = kv_lens.shape[0]
+    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
+    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
+    t = jnp.arange(tokens)[:, None]
+    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & (jnp.arange(sequences) < count)
+    s = of_sequence.argmax(axis=1)
+    position = jnp.where(of_sequence.any(axis=1), jnp.arange(tokens) - starts[s + 1] + kv_lens[s], -1)
+    sees = jnp.arange(page_indices.shape[1] * page) <= position[:, None]
+
+    scale = jnp.asarray(1.0 if key_scale is None else key_scale, wide)
+    keys = key_pages.reshape(pages, page, -1).astype(wide) * (scale[..., None] if scale.ndim == 2 else scale)
+    table = page_indices[s]
+    inside = (table >= 0) & (table < pages)
+    tiles = jnp.where(inside[..., None, None], keys[jnp.where(inside, table, 0)], 0).reshape(tokens, -1, keys.shape[2])
+    products = jnp.einsum("tjd,tnd->tjn", query.astype(wide), jnp.where(sees[..., None], tiles, 0))
+    return jnp.where(sees, jnp.einsum("tj,tjn->tn", head_weights.astype(wide), jax.nn.relu(products)), -jnp.inf)
+
+
+def select_reference(
+    query: jax.Array,
+    head_weights: jax.Array,
+    key_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array | None = None,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    num_keys: int = 2048,
+    key_scale: jax.Array | float | None = None,
+    dtype: Any = None,
+) -> jax.Array:
+    """The result of `select_keys` by a stable sort of the scores, computed in `dtype`."""
+    tables = kv_lens, page_indices, cu_q_lens, num_seqs
+    scores = reference(query, head_weights, key_pages, *tables, key_scale=key_scale, dtype=dtype)
+    order = jnp.argsort(-scores, axis=1, stable=True).astype(jnp.int32)[:, :num_keys]
+    selected = jnp.where(jnp.take_along_axis(scores, order, axis=1) == -jnp.inf, -1, order)
+    return jnp.pad(selected, ((0, 0), (0, num_keys - selected.shape[1])), constant_values=-1)
