@@ -55,6 +55,16 @@ def test_sums_are_exact(rows: int, cast: Any, dtype: Any, transposed: bool) -> N
         np.testing.assert_array_equal(program.interpret(x, packed)[0], expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_columns_that_are_looked_up_by_fours(rows: int, dtype: Any) -> None:
+    """Four vectors of 16 bytes at once, then two vectors and an end, in a tile that ends within the array."""
+    x = np.random.default_rng(0).integers(-4, 5, (rows, 22)).astype(np.float32)
+    w = codes((22, 590), dtype)
+    got = product(rows, False, jnp.bfloat16, (8, 214))(x, w, target="cpu:llvm")
+    np.testing.assert_array_equal(got, x @ w.astype(np.float32))
+
+
 def test_many_rows_keep_the_tile() -> None:
     """The tile is packed into panels, element by element."""
     x, w = jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.int4)

@@ -49,7 +49,7 @@ class Lookup(ABC):
 
 
 @dataclass(frozen=True)
-class _OfHalf(Lookup):
+class OfHalf(Lookup):
     """A float32 function of one half of each byte, the upper one if `high`; `table` is float32[16]."""
 
     high: bool
@@ -57,8 +57,21 @@ class _OfHalf(Lookup):
 
     def emit(self, code: Code, x: Reg) -> Reg:
         """The instruction reads 4 bits of each index, and ignores the other bits."""
-        index = code.cast("zext", x, "i32")
-        index = code.binary("lshr", index, 4) if self.high else index
+        return self._of_words(code, code.cast("zext", x, "i32"), 0)
+
+    def of_fours(self, code: Code, x: Reg) -> list[Reg]:
+        """The results for `BYTE_LANES` bytes, in four vectors: vector n is of bytes n, n + 4, n + 8, ...
+
+        The bytes are loaded at once, and stay where they are: only the lookups move lanes.
+        """
+        words = Type("i32", _HALF_LANES)
+        fours = code.emit(words, f"bitcast {x} to {words}")
+        return [self._of_words(code, fours, n) for n in range(BYTE_LANES // _HALF_LANES)]
+
+    def _of_words(self, code: Code, words: Reg, place: int) -> Reg:
+        """The results for one byte of each word."""
+        shift = 8 * place + 4 * self.high
+        index = code.binary("lshr", words, shift) if shift else words
         table = vector_constant(self.table.tolist(), Type("float", _HALF_LANES))
         name = "llvm.x86.avx512.permvar.sf.512"
         code.module.declare(name, table.type, [table.type, index.type])
@@ -118,6 +131,10 @@ class Lookups:
             return self._halves.get(request.value)
         return self._bytes.get(request.value) if request.lanes == BYTE_LANES else None
 
+    def of_half(self, value: Value) -> OfHalf | None:
+        """The lookup of a float32 tile; None for a tile that is computed."""
+        return self._halves.get(value)
+
     def are_of_bytes(self, value: Value) -> bool:
         """True if vectors of `BYTE_LANES` elements of a tile are looked up."""
         return value in self._bytes
@@ -161,12 +178,12 @@ def _function(op: Op, functions: dict[Value, _Function], splats: dict[Value, Arr
     return None
 
 
-def _of_half(function: _Function) -> _OfHalf | None:
+def _of_half(function: _Function) -> OfHalf | None:
     """The lookup of a function's results; None if both halves of the byte decide, or if computing takes as long."""
     if function.ops < calibration.LOOKUP_OPS:
         return None
     bits = function.results.view(np.uint32).reshape(16, 16)
     results = function.results.reshape(16, 16)
     if (bits == bits[:1]).all():
-        return _OfHalf(function.leaf, high=False, table=results[0])
-    return _OfHalf(function.leaf, high=True, table=results[:, 0]) if (bits == bits[:, :1]).all() else None
+        return OfHalf(function.leaf, high=False, table=results[0])
+    return OfHalf(function.leaf, high=True, table=results[:, 0]) if (bits == bits[:, :1]).all() else None

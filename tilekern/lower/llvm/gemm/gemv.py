@@ -185,6 +185,8 @@ def _vectors(e: Elements, shape: DotShape, batch: Coords, first: Index, widths: 
     sums = [(r, at, width) for r in range(shape.rows) for at, width in widths]
     zeros = [element_constant(0, shape.sum_dtype, width) for _, _, width in sums]
     totals = _over_depth(e, shape, batch, first, widths, zeros)
+    if columns := _columns_of_fours(e, shape, widths):
+        totals = _in_order(e.code, totals, len(widths), len(columns))
     for x, (r, at, width) in zip(totals, sums, strict=True):
         _store_sum(e, shape, x, r, _lanes(first, at, width), out, adds)
 
@@ -217,13 +219,61 @@ def _products(
     """The sums of all rows, and of some vectors of columns, plus the products of element k."""
     code = e.code
     left = [_wide(code, shape, _element(e, shape, 0, batch, k, Index(const=r), 0)) for r in range(shape.rows)]
-    right = {at: _element(e, shape, 1, batch, k, _lanes(first, at, width), width) for at, width in widths}
-    right = {at: _wide(code, shape, x) for at, x in right.items()}
+    right = _fours(e, shape, batch, k, first, widths)
+    for at, width in widths:
+        if at not in right:
+            right[at] = _wide(code, shape, _element(e, shape, 1, batch, k, _lanes(first, at, width), width))
     sums = [(x, at, width) for x in left for at, width in widths]
     return [
         accumulate(code, shape.sum_dtype, t, code.splat(x, width), right[at])
         for t, (x, at, width) in zip(totals, sums, strict=True)
     ]
+
+
+def _columns_of_fours(e: Elements, shape: DotShape, widths: _Widths) -> list[int]:
+    """The first columns of vectors that are looked up by fours, a multiple of four vectors; their lanes lie apart.
+
+    Vector n of four has columns n, n + 4, n + 8, ... of 64 columns.
+    """
+    if shape.per_word > 1 or e.lookups.of_half(shape.op.operands[1]) is None:
+        return []
+    whole = [at for at, width in widths if width == e.code.module.machine.lanes]
+    return whole[: len(whole) // 4 * 4]
+
+
+def _fours(e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, widths: _Widths) -> dict[int, Reg]:
+    """The vectors of element k that are looked up by fours, by their first column."""
+    columns, vectors = _columns_of_fours(e, shape, widths), dict[int, Reg]()
+    lookup = e.lookups.of_half(shape.op.operands[1])
+    for n in range(0, len(columns), 4):
+        assert lookup is not None
+        x = e.element(lookup.leaf, shape.coords(1, batch, k, _lanes(first, columns[n], BYTE_LANES)), BYTE_LANES)
+        vectors |= dict(zip(columns[n : n + 4], lookup.of_fours(e.code, x), strict=True))
+    return vectors
+
+
+def _in_order(code: Code, totals: list[Reg], vectors: int, fours: int) -> list[Reg]:
+    """Totals of rows of so many vectors, of which the first `fours` are those of fours: with columns in their order."""
+    ordered: list[Reg] = []
+    for row in range(0, len(totals), vectors):
+        for at in range(row, row + fours, 4):
+            lanes = totals[at].type.lanes
+            pairs = [
+                [
+                    code.shuffle(a, b, [n + side * lanes for n in range(low, low + lanes // 2) for side in (0, 1)])
+                    for low in (0, lanes // 2)
+                ]
+                for a, b in (totals[at : at + 2], totals[at + 2 : at + 4])
+            ]
+            for n in range(4):
+                low, high = (pair[n // 2] for pair in pairs)
+                begin = n % 2 * lanes // 2
+                order = [
+                    m + side * lanes + i for m in range(begin, begin + lanes // 2, 2) for side in (0, 1) for i in (0, 1)
+                ]
+                ordered.append(code.shuffle(low, high, order))
+        ordered += totals[row + fours : row + vectors]
+    return ordered
 
 
 def _products_of_words(
