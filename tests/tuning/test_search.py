@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilekern.errors import TargetError
+from tilekern.errors import EstimateError, TargetError
 from tilekern.tuning.candidates import EmitterSpaces, Settings, Space
 from tilekern.tuning.children import Children
 from tilekern.tuning.search import Outcome, Search
@@ -85,6 +85,13 @@ def test_where_the_schedule_is_refused_the_best_of_the_others_is_chosen(search: 
 def test_estimates_decide_where_nothing_runs(search: Callable[..., Outcome]) -> None:
     assert search({4: 1.0, 8: 0.5, 2: 2.0}, runs=False).best == {"block": 8}
     assert search({4: 1.0, 8: 0.99}, runs=False).best == {"block": 4}  # a gain below what models can tell
+
+
+def test_without_an_estimate_of_the_schedule_none_is_chosen(search: Callable[..., Outcome]) -> None:
+    times: Times = {4: "EstimateError: the model does not follow it", 8: 1.0}
+    with pytest.raises(EstimateError, match=r"own settings have no estimate[\s\S]*the model does not follow it"):
+        search(times, runs=False)
+    assert search(times).best == {"block": 8}  # where it runs, a clock decides
 
 
 def test_only_the_candidates_of_the_user_are_tried(search: Callable[..., Outcome]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilekern.errors import TargetError, TilekernError
+from tilekern.errors import EstimateError, TargetError, TilekernError
 from tilekern.testing.benchmark import SAMPLE, confidence
 from tilekern.tuning.candidates import EmitterSpaces, Settings, Space
 from tilekern.tuning.children import Children
@@ -116,6 +116,7 @@ class Search:
 
         Raises:
           TargetError: no settings work.
+          EstimateError: nothing runs here, and the schedule's own settings have no estimate.
         """
         start = time.monotonic()
         self._try([self._own], first=True)
@@ -262,6 +263,13 @@ class Search:
         from tilekern.estimate.explain.changes import SMALLEST_GAIN  # which imports all backends
 
         own = self._own
+        if own.refused.startswith(EstimateError.__name__):
+            raise EstimateError(
+                "the schedule's own settings have no estimate that others could be compared with",
+                expected="a model that follows the program of the schedule",
+                got=own.refused,
+                fix='name an emitter, target="cuda:sm_90+triton" say, or give the values that decide how long it takes',
+            )
         if not own.refused and _estimate(own) < SMALLEST_GAIN * _estimate(best):
             best = own
         return Outcome(best.settings, _estimate(best), None if own.refused else _estimate(own), None, **rest)
