@@ -156,3 +156,36 @@ def test_stages_of_an_op_keep_the_setting_of_64_bits() -> None:
 def test_a_traced_op_is_no_traced_kernel() -> None:
     with refused(ArgumentError, "tk.interpret takes a traced kernel", got="TracedOp", fix="op.trace(x).kernels[0]"):
         tk.interpret(total.trace(S))  # <-
+
+
+# --- blocks that nobody chose -----------------------------------------------------------------------------------------
+
+
+@tk.kernel(out_type=lambda x: x)
+def softmax_of_rows(x: Any, out: Any, *, rows: tk.Block) -> None:
+    i = tk.parallel(x.shape[0], rows)
+    out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+
+@tk.kernel(out_type=lambda x: x)
+def softmax_by_default(x: Any, out: Any, *, rows: tk.Block = 128) -> None:
+    i = tk.parallel(x.shape[0], rows)
+    out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+
+@tk.op(out_type=lambda x: x)
+def both(x: Any) -> Any:
+    return softmax_of_rows(x) + softmax_by_default(x * 2)
+
+
+@pytest.mark.parametrize("target", ["cpu:llvm", "cuda:sm_90", "tpu:v6e"])
+def test_kernels_of_an_op_have_the_blocks_of_the_model_as_alone(target: str) -> None:
+    pytest.importorskip({"cpu": "llvmlite"}.get(target[:3], "jax"), reason="needs llvmlite")
+    x = jax.ShapeDtypeStruct((64, 50257), jnp.float32)
+    alone = [
+        kernel.trace(x, target=target).lower(target).ir.axes[0].block
+        for kernel in (softmax_of_rows, softmax_by_default)
+    ]
+    for stage in (both.trace(x).lower(target), both.trace(x, target=target)):
+        assert [kernel.ir.axes[0].block for kernel in stage.kernels] == alone
+    assert alone[1] < 128  # the model replaces the default, in an op, too
