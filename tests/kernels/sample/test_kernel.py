@@ -185,19 +185,21 @@ def test_leading_dims_vmap_and_no_rows() -> None:
 
 
 @pytest.mark.one_backend
-def test_frequencies_of_a_million_draws() -> None:
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("rate", [{}, {"top_p": 0.8}, {"temperature": 2.0}], ids=str)
+def test_frequencies_of_a_million_draws(rate: dict[str, Any]) -> None:
     """χ² of 10^6 draws, of all tokens and of those that `top_p` keeps; and of tokens of two draws in a row."""
     p = np.array([0.38, 0.3, 0.15, 0.1, 0.04, 0.02, 0.00999, 0.00001])
     x = jnp.broadcast_to(jnp.log(jnp.array(p, jnp.float32)), (10**6, 8))
-    for rate, expected in (({}, p), ({"top_p": 0.8}, np.where(p >= 0.15, p, 0)), ({"temperature": 2.0}, p**0.5)):
-        draws = np.asarray(sample(x, jax.random.key(7), **rate))
-        expected = expected / expected.sum()
-        counts, live = np.bincount(draws, minlength=8), expected > 0
-        assert (counts[~live] == 0).all()
-        assert chi_squared(counts[live], 1e6 * expected[live]) < 5
-        pairs = np.bincount(draws[::2] * 8 + draws[1::2], minlength=64)
-        both = (5e5 * expected[:, None] * expected).ravel()
-        assert chi_squared(pairs[both > 5], both[both > 5]) < 5
+    expected = np.where(p >= 0.15, p, 0) if "top_p" in rate else p ** (1 / rate.get("temperature", 1.0))
+    expected = expected / expected.sum()
+    draws = np.asarray(sample(x, jax.random.key(7), **rate))
+    counts, live = np.bincount(draws, minlength=8), expected > 0
+    assert (counts[~live] == 0).all()
+    assert chi_squared(counts[live], 1e6 * expected[live]) < 5
+    pairs = np.bincount(draws[::2] * 8 + draws[1::2], minlength=64)
+    both = (5e5 * expected[:, None] * expected).ravel()
+    assert chi_squared(pairs[both > 5], both[both > 5]) < 5
 
 
 def chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
