@@ -173,34 +173,27 @@ class _Installed:
 def _own() -> list[_Attributes | _Codes]:
     """One `_Attributes` for each module of `_MODULES` and each class in it, then one `_Codes` for all their functions.
 
-    The `_Codes` has the Python functions among the attributes, and the functions that they wrap, as jitted ones do.
+    The attributes are the functions that a module defines, and all functions of a public module, whose names users
+    write. The `_Codes` has the Python functions among them, and those that they wrap, as jitted functions do.
     """
-    modules = {name: module for name, module in sys.modules.items() if name.startswith(_MODULES)}
     attributes: list[_Attributes] = []
     functions: dict[int, FunctionType] = {}
-    for name, module in modules.items():
+    for name, module in [(n, m) for n, m in sys.modules.items() if n.startswith(_MODULES)]:
+        is_public = not name.startswith("jax._src")
         for holder in (module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == name)):
-            own = {n: x for n, x in vars(holder).items() if _is_function(x) and _is_own(x, name)}
+            # Some 9,000 values pass here in each `import tilekern`, so the loop calls no Python function.
+            own = {
+                n: x
+                for n, x in vars(holder).items()
+                if callable(x) and not isinstance(x, type) and (is_public or getattr(x, "__module__", name) == name)
+            }
             attributes += [_Attributes(holder, own)] if own else []
-            functions |= {id(x): x for value in own.values() for x in _wrapped(value)}
+            for function in own.values():
+                while function is not None:
+                    if isinstance(function, FunctionType):
+                        functions[id(function)] = function
+                    function = getattr(function, "__wrapped__", None)
     return [*attributes, _Codes(list(functions.values()))]
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type)
-
-
-def _is_own(function: Any, module: str) -> bool:
-    """True for a function that its module defines, and for any function of a public module, whose names users write."""
-    return not module.startswith("jax._src") or getattr(function, "__module__", module) == module
-
-
-def _wrapped(function: Any) -> Iterator[FunctionType]:
-    """The function itself and the functions that it wraps, as far as they are Python functions."""
-    while function is not None:
-        if isinstance(function, FunctionType):
-            yield function
-        function = getattr(function, "__wrapped__", None)
 
 
 _installed = _Installed()
