@@ -330,3 +330,14 @@ def test_records_are_light() -> None:
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "tilekern.lower.mosaic.backend" in modules and "lowering'" in modules
     assert not re.findall(r"tilekern\.lower\.\w+\.(?!backend|targets)\w+", modules.replace(".rewrite.capabilities", ""))
+
+
+def test_rooms_are_imported_when_they_are_called() -> None:
+    """`import tilekern` loads nothing that differentiates, interprets, or reads and writes files of kernels."""
+    import subprocess
+    import sys
+
+    rooms = ("tilekern.autodiff", "tilekern.ir.interpret", "tilekern.ir.parse", "tilekern.kernel.file_format")
+    code = f"import sys, tilekern; sys.exit(' '.join(n for n in sys.modules if n.startswith({rooms})))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not answer.stderr.strip(), answer.stderr

@@ -1,6 +1,5 @@
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,6 +35,7 @@ from tilekern.errors import (
 from tilekern.ir.core import Array, Axis, Func, Op, Value, cdiv
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast
 from tilekern.ir.types import BOOL, DTYPES, F32, I32, TileType, kind_of
 from tilekern.ir.verify import verify
@@ -326,7 +326,7 @@ def test_a_load_between_two_stores_by_others_is_the_readers_fault() -> None:
     fault(OrderDependenceError, *kernel_of(body))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Spy(Op):
     """Calls a Python function on its operand."""
 

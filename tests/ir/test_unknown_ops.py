@@ -21,6 +21,7 @@ from tilekern.ir.core import Array, Builder, Func, Op, Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.parse import OPS
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BOOL, F32, TileType
 from tilekern.ir.validity import Validity, sources
@@ -157,7 +158,7 @@ def test_contributing_names_every_file() -> None:
 # --- an op that a place does not know is refused --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Rotate(Op):
     """A new op: the elements along the last dim, each in the next place."""
 

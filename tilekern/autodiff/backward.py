@@ -12,7 +12,7 @@ All three are deterministic. The results of several sites of one array are added
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilekern.autodiff.merge import merge
@@ -24,12 +24,13 @@ from tilekern.ir.analysis.sites import Site, is_covering, is_injective, sites
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import MemoryOp, Store, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import DType, RefType
 from tilekern.passes import pipeline
 
 
-@dataclass(frozen=True)
+@record
 class Stage:
     """A Func of a backward pass.
 
@@ -42,7 +43,7 @@ class Stage:
     results: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Backward:
     """A backward pass.
 

@@ -6,7 +6,6 @@ The cotangent of a value of dtype `d` has the dtype `accumulator(d)`, as its tan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -20,13 +19,14 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, TileType, accumulator
 
 Fixed = Sequence[Value | None]
 
 
-@dataclass(frozen=True)
+@record
 class Site:
     """An op to transpose: `fixed` holds the operands in which the op is not linear, None for its linear operands."""
 

@@ -11,7 +11,7 @@ without its values, writes the time of each store instead. A store takes the cot
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 from tilekern.autodiff.replay import Replay
@@ -21,12 +21,13 @@ from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Atomic, Dim, Store, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.types import I32, RefType, TileType
 
 _MOST = 2**31 - 1
 
 
-@dataclass(frozen=True)
+@record
 class Time:
     """The time of a write: `first`, plus a stride for each iteration of the folds around it."""
 
@@ -151,7 +152,7 @@ def _are_apart(first: Site, second: Site, fixed: Collection[Value]) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@record
 class _Range:
     """The elements that a write may touch along a dim: `start` to `stop`, counted from a fixed sum of terms."""
 

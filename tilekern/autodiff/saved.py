@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilekern.autodiff.replay import Replay
@@ -13,10 +13,11 @@ from tilekern.ir.carries import Carry, carries
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Func, Op, Value, definitions
 from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
+from tilekern.ir.records import record
 from tilekern.ir.types import RefType, Role
 
 
-@dataclass(frozen=True)
+@record
 class SavedState:
     """One carry of a fold, at the start of each tile.
 

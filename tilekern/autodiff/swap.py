@@ -10,7 +10,7 @@ So the cotangents of a matrix product are matrix products, with sums in register
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from tilekern.autodiff.replay import Replay
@@ -20,13 +20,14 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions, index_value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Load, Store, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import I32, INDEX, DType, RefType
 from tilekern.passes import pipeline
 from tilekern.passes.dce import dce
 
 
-@dataclass(frozen=True)
+@record
 class Swapped:
     """A sum by swapped loops.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from tilekern.autodiff.activity import active_values
@@ -33,10 +33,11 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Atomic, Load, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.types import RefType, accumulator
 
 
-@dataclass(frozen=True)
+@record
 class Transposed:
     """The transpose of a Func.
 

@@ -15,7 +15,7 @@ are 0 if the inputs are 0 there. A Func whose tiles are all whole stays as it is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Load, MemoryOp, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Reshape, Transpose
 from tilekern.ir.types import kind_of
@@ -62,7 +63,7 @@ def _partial_axes(func: Func) -> dict[Value, Axis]:
     return {index: a for index, a in axes.items() if a.extent % a.block and a.extent + a.block < 2**31}
 
 
-@dataclass(frozen=True)
+@record
 class _Linear:
     """A value that is linear in the roots.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tilekern.ir.control import Fold, While
 from tilekern.ir.core import Block, Value
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Carry:
     """One carry of a loop: initial value, argument of each region, value that the body yields, result."""
 

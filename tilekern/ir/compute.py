@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import ml_dtypes
@@ -10,13 +9,14 @@ import numpy as np
 
 from tilekern.ir.core import Array, Op, require, require_dims
 from tilekern.ir.elementwise import TABLE
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, DType, TileType, accumulator, kind_of, round_to
 
 Precision = Literal["ieee", "tf32", "bf16", "bf16x3", "bf16x6"]
 PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x3", "bf16x6")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Constant(Op):
     """A known tile: the elements of `array`, broadcast to `shape` (so a splat takes one element)."""
 
@@ -40,7 +40,7 @@ def splat(value: Any, tile: TileType, **fields: Any) -> Constant:
     return Constant(array=np.asarray(value, tile.dtype), shape=tile.shape, **fields)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Select(Op):
     """The second operand in lanes where the first operand (bool) is True, else the third; all have one shape."""
 
@@ -57,7 +57,7 @@ class Select(Op):
         return np.where(*operands)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Convert(Op):
     """Cast to `dtype`: to floats rounding to nearest even, float to integer toward zero and saturating, NaN to 0."""
 
@@ -86,7 +86,7 @@ class Convert(Op):
         return np.where(below, limits.min, np.where(above, limits.max, inside)).astype(self.dtype)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Bitcast(Op):
     """The same bits as elements of `dtype`, which has the same width; not from or to bool."""
 
@@ -104,7 +104,7 @@ class Bitcast(Op):
         return operands[0].view(self.dtype)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Dot(Op):
     """Contract two tiles: `jax.lax.dot_general` with accumulation in `accumulator(dtype)`.
 
@@ -205,7 +205,7 @@ def identity(monoid: Monoid | Literal["add"], dtype: DType) -> Any:
     return np.asarray(limits.min if monoid == "max" else limits.max, dtype)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Reduce(Op):
     """Combine all elements along `dims` with `monoid`; the result lacks these dims. NaN wins in max and min.
 

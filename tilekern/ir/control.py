@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from tilekern.ir.core import Axis, Block, Op, Value, require
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, INDEX, TileType, Type
 
 
@@ -13,7 +13,7 @@ def _types(values: tuple[Value, ...]) -> tuple[Type, ...]:
     return tuple(v.type for v in values)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Fold(Op):
     """Run the region for tile after tile of `axis`, passing carries along; the results are the last carries.
 
@@ -60,7 +60,7 @@ class Fold(Op):
         return carries
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class While(Op):
     """While the first region yields true for the carries, the second region computes the next carries."""
 
@@ -87,7 +87,7 @@ class While(Op):
         return carries
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Switch(Op):
     """Run region number `operands[0]` (int32, clamped to the last region); the results are what the region yields."""
 
@@ -103,7 +103,7 @@ class Switch(Op):
         return yielded[0]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Hoist(Switch):
     """A switch with one region, whose results depend on grid indices and inputs only.
 

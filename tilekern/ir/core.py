@@ -12,19 +12,20 @@ lowering rule for each backend, and tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from tilekern.errors import VerifyError
+from tilekern.ir.records import record
 from tilekern.ir.types import INDEX, RefType, TileType, Type
 from tilekern.source import UNKNOWN, Loc
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Value:
     """An SSA value; `name` is a hint for printing, not an identity."""
 
@@ -46,7 +47,7 @@ class Value:
         return self.type
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Block:
     """Ops in order, the arguments they may use, and the values the block yields."""
 
@@ -60,7 +61,7 @@ class Block:
             yield from op.walk()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Op:
     """Base of all ops. Subclasses add attributes as fields, and define types in `infer` and meaning in `evaluate`.
 
@@ -177,7 +178,7 @@ def round_up(n: int, multiple: int) -> int:
     return cdiv(n, multiple) * multiple
 
 
-@dataclass(frozen=True)
+@record
 class Axis:
     """`extent` elements cut into tiles of `block`; the last tile may reach past the end.
 
@@ -210,7 +211,7 @@ class Axis:
         return cdiv(min(max(stop, 0), self.extent), self.block)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Func:
     """A grid of programs over arrays.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from string import Formatter
 from typing import ClassVar
 
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Op, require
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, TileType
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Print(Op):
     """Print the operands in a format of `str.format`."""
 
@@ -64,7 +64,7 @@ def pieces(format: str) -> Iterator[tuple[str, int | None]]:
         yield text, None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Assert(Op):
     """Stop with `message` unless every element of the operand, a bool tile, holds."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from tilekern.ir.core import Array, Block, Op, require
+from tilekern.ir.records import record
 from tilekern.ir.types import TileType, kind_of
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Stop(Op):
     """The operand, of floats, as a constant of differentiation: `jax.lax.stop_gradient`."""
 
@@ -24,7 +24,7 @@ class Stop(Op):
         return operands[0]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Custom(Op):
     """The first operand, of floats, with a derivative that the user states: `jax.custom_jvp`.
 

@@ -5,12 +5,12 @@ No computed place is out of bounds: it is clamped, as in `jax.lax.dynamic_slice`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from tilekern.ir.core import Array, Op, Value, require, require_dims
+from tilekern.ir.records import record
 from tilekern.ir.types import I32, INDEX, TileType
 
 
@@ -28,7 +28,7 @@ def _window(shape: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[Array,
     return tuple(slice(s, s + size) for s, size in zip(first, sizes, strict=True))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class DynamicSlice(Op):
     """`sizes` elements of the first operand from a start on; the other operands are the starts, one int32 a dim."""
 
@@ -46,7 +46,7 @@ class DynamicSlice(Op):
         return x[_window(x.shape, self.sizes, tuple(starts))]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class DynamicUpdateSlice(Op):
     """The first operand, the second in place of its elements from a start on; then the starts, one int32 a dim."""
 
@@ -66,7 +66,7 @@ class DynamicUpdateSlice(Op):
         return result
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Take(Op):
     """The elements of the first operand at int32 indices (the second, clamped) along `dim`.
 

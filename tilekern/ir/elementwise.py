@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Array, Op
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, F64, DType, Kind, TileType, kind_of, round_to
 
 
-@dataclass(frozen=True)
+@record
 class Row:
     """One elementwise op.
 
@@ -231,7 +231,7 @@ def _rows(entries: tuple[_Entry, ...], result: Literal["same", "bool"]) -> dict[
 TABLE: dict[str, Row] = _rows(_SAME, "same") | _rows(_TO_BOOL, "bool")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Elementwise(Op):
     """Apply the row `function` of the table to operands of equal shape and dtype."""
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Literal
@@ -14,12 +14,13 @@ from typing import Any, ClassVar, Literal
 from tilekern import source
 from tilekern.errors import IndexingError
 from tilekern.ir.core import Op, Value, require
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, I32, Kind, TileType, dtype_name, kind_of
 
 _FARTHEST = 2**63 - 1
 
 
-@dataclass(frozen=True)
+@record
 class Term:
     """`stride` times a digit of the access's operand number `operand`: (operand // div) % mod, rounded down.
 
@@ -47,7 +48,7 @@ class Term:
         return quotient % self.mod if self.mod else quotient
 
 
-@dataclass(frozen=True)
+@record
 class Position:
     """`const` plus a sum of terms, in elements; operands are int32 scalars (axis indices or computed values)."""
 
@@ -59,7 +60,7 @@ class Position:
         return size > 0 and all(n % size == 0 for n in (self.const, *(term.stride for term in self.terms)))
 
 
-@dataclass(frozen=True)
+@record
 class Dim:
     """The positions of an access along one dim of the array.
 
@@ -83,7 +84,7 @@ class Dim:
         return abs(self.position.const) + self.size + sum(term.reach for term in self.position.terms)
 
 
-@dataclass(frozen=True)
+@record
 class Access:
     """One `Dim` for each dim of the array; the lanes are the product of the dims (orthogonal indexing).
 
@@ -153,7 +154,7 @@ def whole_access(shape: tuple[int, ...]) -> Access:
     return Access(tuple(Dim("block", Position(), size, in_bounds=True) for size in shape))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class MemoryOp(Op):
     """Base of the ops that access memory. Operands: `leading` values, the ref first; the positions; a mask, if any."""
 
@@ -222,7 +223,7 @@ class MemoryOp(Op):
         return 0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Load(MemoryOp):
     """The elements of an access; lanes out of bounds or masked are `fill` (a scalar, the last operand; 0 if absent)."""
 
@@ -246,7 +247,7 @@ class Load(MemoryOp):
         return (lanes,)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class WriteOp(MemoryOp):
     """Base of the ops that write a tile to the elements of an access. Operands: the ref, the tile, ..."""
 
@@ -264,7 +265,7 @@ class WriteOp(MemoryOp):
         return ()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Store(WriteOp):
     """Write a tile to the elements of an access, but lanes out of bounds or masked."""
 
@@ -286,7 +287,7 @@ ATOMICS: dict[Kind, tuple[AtomicKind, ...]] = {
 }
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Atomic(WriteOp):
     """Combine a tile with the elements of an access, but lanes out of bounds or masked, in one step each.
 

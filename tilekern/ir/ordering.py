@@ -5,7 +5,6 @@ Numbers are ordered as in `jax.lax.sort`: -0 equals 0; all NaNs are equal, and g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from tilekern.ir.compute import ufunc
 from tilekern.ir.core import Array, Op, require, require_dims
 from tilekern.ir.elementwise import show
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, F32, F64, I32, TileType, accumulator, kind_of, round_to
 
 Extreme = Literal["max", "min"]
@@ -25,7 +25,7 @@ def _ordered(x: Array) -> Array:
     return x.astype(F64) if kind_of(x.dtype) == "float" else x
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class ArgReduce(Op):
     """The int32 index along `dim` of the largest or smallest element; the result lacks this dim.
 
@@ -49,7 +49,7 @@ class ArgReduce(Op):
         return np.asarray(find(_ordered(operands[0]), axis=self.dim)).astype(I32)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Scan(Op):
     """Every element combined with all before it along `dim` (behind it, if `reverse`). NaN wins in max and min.
 
@@ -81,7 +81,7 @@ class Scan(Op):
             return round_to(run, x.dtype) if kind_of(x.dtype) == "float" else run
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class LinearScan(Op):
     """h_i = a_i h_{i-1} + b_i along `dim` (h_{i+1}, if `reverse`), for the operands a and b; 0 comes before the first.
 
@@ -111,7 +111,7 @@ class LinearScan(Op):
         return np.moveaxis(states, 0, self.dim)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Sort(Op):
     """Operand number `pick`, its elements along `dim` in the ascending order of the first `num_keys` operands.
 
@@ -137,7 +137,7 @@ class Sort(Op):
         return np.take_along_axis(operands[self.pick], np.lexsort(keys[::-1], axis=self.dim), self.dim)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class TopK(Op):
     """The int32 indices along `dim` of the `k` greatest elements, the greatest first; ties in the order of indices."""
 

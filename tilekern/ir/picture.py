@@ -6,7 +6,6 @@ Lines and words have the colour of the text around the picture, so it fits a lig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import combinations
 
@@ -14,6 +13,7 @@ from tilekern.errors import ArgumentError
 from tilekern.ir.analysis.touches import LONGEST, Touch, touches
 from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Atomic, Load, MemoryOp
+from tilekern.ir.records import record
 from tilekern.ir.types import dtype_name
 
 Span = tuple[int, int]  # the first element along a dim, and the number of elements
@@ -27,7 +27,7 @@ _SEEN = 3.0  # pixels: the least distance of two lines
 _LETTERS, _MIDDLE = 'fill="currentColor" stroke="none"', 'text-anchor="middle"'
 
 
-@dataclass(frozen=True)
+@record
 class Picture:
     """A picture as SVG. Notebooks show it; `str(picture)` is a file of its own.
 
@@ -47,7 +47,7 @@ class Picture:
         return self.svg
 
 
-@dataclass(frozen=True)
+@record
 class _Drawn:
     """An array with two of its dims, of which a vector has an added first.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -10,10 +9,11 @@ import numpy as np
 
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Array, Op, require, require_dims
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, DType, TileType
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Broadcast(Op):
     """Operand dim `d` becomes dim `dims[d]` of `shape`; size 1 is repeated, new dims too."""
 
@@ -41,7 +41,7 @@ class Broadcast(Op):
         return np.broadcast_to(x.reshape(expanded), self.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Reshape(Op):
     """The elements of the operand, in row-major order, under another shape."""
 
@@ -58,7 +58,7 @@ class Reshape(Op):
         return operands[0].reshape(self.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Transpose(Op):
     """Dim `d` of the result is dim `permutation[d]` of the operand."""
 
@@ -76,7 +76,7 @@ class Transpose(Op):
         return operands[0].transpose(self.permutation)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Iota(Op):
     """0, 1, 2, ... along dim `dim`."""
 
@@ -98,7 +98,7 @@ class Iota(Op):
         return np.broadcast_to(np.arange(self.shape[self.dim]).astype(self.dtype).reshape(shape), self.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Slice(Op):
     """Elements `start[d]`, `start[d] + stride[d]`, ... below `stop[d]` of every dim."""
 
@@ -121,7 +121,7 @@ class Slice(Op):
         return operands[0][tuple(map(slice, self.start, self.stop, self.stride))]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Concatenate(Op):
     """The operands one behind the other along dim `dim`."""
 
@@ -143,7 +143,7 @@ class Concatenate(Op):
         return np.concatenate(operands, axis=self.dim)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Pad(Op):
     """The first operand with `low`, `high` and `interior` elements of the second, a scalar, before, after and between.
 
@@ -178,7 +178,7 @@ class Pad(Op):
         return grown[tuple(cut)]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Reverse(Op):
     """The elements in opposite order along `dims`."""
 

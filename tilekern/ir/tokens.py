@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from tilekern.ir.records import record
 from tilekern.source import Loc
 
 FILE = "<tile text>"
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@record
 class Token:
     """A word of the text form: its kind is a group of `_TOKEN` or `"end"`."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+
+from tilekern.ir.records import record
 
 DType = np.dtype[Any]
 
@@ -102,7 +103,7 @@ def round_to(x: np.ndarray[Any, DType], dtype: DType) -> np.ndarray[Any, DType]:
     return np.where((wide != single) & even, neighbour, single).astype(dtype)
 
 
-@dataclass(frozen=True)
+@record
 class TileType:
     """A dense value of a program, `f32[128, 64]`; a scalar has the empty shape."""
 
@@ -133,7 +134,7 @@ Role = Literal["in", "inout", "out", "zeros", "sum"]
 stored to, every element once; "zeros" starts at 0 and may stay so; "sum" starts at 0 and is added to."""
 
 
-@dataclass(frozen=True)
+@record
 class RefType:
     """An array in memory that programs load from and store to, `ref<f32[4096, 64], in>`."""
 

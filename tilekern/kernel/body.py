@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from tilekern.errors import TilekernError, TraceError
 from tilekern.ir.analysis.same_program import difference
 from tilekern.ir.analysis.sharding import Factor, Place, sharding_of
 from tilekern.ir.core import Func
+from tilekern.ir.records import record
 from tilekern.ir.types import Role
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import TypedCall
@@ -39,7 +40,7 @@ from tilekern.passes.pin_indices import pin_indices
 type Blocks = tuple[tuple[str, Tunable], ...]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class BlockTrace:
     """A trace of a body with some blocks.
 
@@ -62,7 +63,7 @@ class BlockTrace:
         return {factor.dims: factor for factor in sharding_of(self.tracing.func).factors}
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Body:
     """The body of a kernel for arguments of given types.
 
@@ -349,7 +350,7 @@ class Body:
         return "" if self.proof is None else self.proof.reason(self, target)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Proof:
     """A choice of blocks with which a body on parts of arrays is proved to compute parts of the results.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import typing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 
 from tilekern.errors import ArgumentError
+from tilekern.ir.records import record
 from tilekern.lang.tiles import describe
 
 type Tunable = int | str
@@ -41,7 +41,7 @@ else:
         """
 
 
-@dataclass(frozen=True)
+@record
 class Values:
     """The values of a choice.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 
 from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, TraceError, UnsupportedError
+from tilekern.ir.records import record
 from tilekern.kernel import stated_rules
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.definition import Definition, Options, TypedCall, expecting, inherit_target
@@ -40,7 +40,7 @@ class Rules(NamedTuple):
     transpose: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@record(eq=False, kw_only=True, repr=False)
 class Composite(Callee):
     """A JAX function of kernels, made for each target.
 

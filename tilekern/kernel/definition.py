@@ -12,6 +12,7 @@ import jax
 
 from tilekern import _jax, _machine, source
 from tilekern.errors import ArgumentError, TargetError, TilekernError
+from tilekern.ir.records import record
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.results import Results
 from tilekern.kernel.signature import Signature, select
@@ -58,7 +59,7 @@ class Rules:
         return not self.linear and self.jvp is None and self.transpose is None
 
 
-@dataclass(frozen=True)
+@record
 class Definition:
     """The user's declaration of a kernel or op.
 
@@ -185,7 +186,7 @@ class Options(NamedTuple):
     asked: Target | None
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class TypedCall:
     """A call of a kernel or op on arguments of given types.
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from tilekern.autodiff.activity import is_float as has_tangent
-from tilekern.autodiff.backward import Backward, backward
-from tilekern.autodiff.tangent import tangent
 from tilekern.ir.core import Func, Value
+from tilekern.ir.records import record
 from tilekern.kernel.composite import Composite, Rules, filled, is_float
 from tilekern.kernel.dispatch import call
 from tilekern.kernel.instance import UNDIVIDED, Derivatives, Instance, Version
@@ -24,6 +21,12 @@ from tilekern.kernel.primitive import Divisible, Types
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.target import Target
 from tilekern.passes import pipeline
+
+if TYPE_CHECKING:
+    from tilekern.autodiff.backward import Backward
+
+# `tilekern.autodiff` is imported by the functions that differentiate, because most programs with `import tilekern`
+# derive nothing at first.
 
 
 def jvp(of: Instance, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -63,6 +66,8 @@ def _tangent_of(of: Instance, moving: tuple[bool, ...]) -> Instance:
 
     @functools.cache
     def version(target: Target) -> Version:
+        from tilekern.autodiff.tangent import tangent
+
         primal = of.version(target)
         wrt = [number < operands and moving[number] for number in primal.reads]
         reads = [number if number < operands else number + len(moved) for number in primal.reads]
@@ -92,7 +97,11 @@ def gradient_funcs(func: Func, residuals: int) -> list[Func]:
     Raises:
       NotDifferentiableError: an op has no derivative.
     """
-    wrt = [has_tangent(param) for param in func.inputs]
+    from tilekern.autodiff import activity
+    from tilekern.autodiff.backward import backward
+    from tilekern.autodiff.tangent import tangent
+
+    wrt = [activity.is_float(param) for param in func.inputs]
     moving = pipeline.run(tangent(func, wrt))
     linear = [number >= len(wrt) for number in range(len(moving.inputs))]
     return [stage.func for stage in backward(moving, linear, residuals).stages]
@@ -130,7 +139,7 @@ def _derived(
     )
 
 
-@dataclass(frozen=True)
+@record
 class BackwardPass:
     """The backward pass of a kernel: the cotangents of operands in which the kernel is linear.
 
@@ -164,6 +173,8 @@ class BackwardPass:
         return self.of.once(("backward pass", self.linear, target), lambda: self._funcs(target))
 
     def _funcs(self, target: Target) -> Backward:
+        from tilekern.autodiff.backward import backward
+
         version, operands = self.of.version(target), len(self.linear)
         linear = [n < operands and self.linear[n] for n in version.reads]
         return backward(version.func, linear, self.of.derivatives.residuals)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -24,7 +24,7 @@ from tilekern.debug_options import interprets
 from tilekern.errors import DependencyError, FallbackWarning, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.debug import Assert, Print
-from tilekern.ir.interpret import interpret
+from tilekern.ir.records import record
 from tilekern.kernel.choice import Tunable
 from tilekern.kernel.composite import mapped
 from tilekern.kernel.divided import on_explicit_mesh
@@ -40,7 +40,7 @@ from tilekern.lower.target import DEFAULT, Target, backend_of
 from tilekern.passes.batch import batch, places
 
 
-@dataclass(frozen=True)
+@record
 class Version:
     """The block program of a kernel for one target.
 
@@ -120,7 +120,7 @@ UNDIVIDED = Divisible(lambda: None, _no_part)
 """For instances without a sharding rule."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@record(eq=False, kw_only=True, repr=False)
 class Instance(Callee):
     """A block program for each target.
 
@@ -215,6 +215,8 @@ class Instance(Callee):
 
     def _interpreted(self, version: Version, *operands: jax.Array) -> Sequence[jax.Array]:
         """The results by the interpreter of the block IR, which the host runs within a program of JAX."""
+        from tilekern.ir.interpret import interpret
+
         types = [jax.ShapeDtypeStruct(output.ref.shape, output.ref.dtype) for output in version.func.outputs]
         results = jax.pure_callback(partial(interpret, version.func), types, *packed(version.inputs(operands)))
         return unpacked(results, self.outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
+from tilekern.ir.records import record
 from tilekern.kernel.definition import TypedCall
 from tilekern.kernel.instance import Instance
 from tilekern.kernel.packed import unpacked
@@ -20,7 +21,7 @@ from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 
 
-@dataclass(frozen=True)
+@record
 class Interface:
     """The arguments and results of a traced kernel or op.
 

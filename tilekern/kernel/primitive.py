@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 
 from tilekern import _jax, _meshes
+from tilekern.ir.records import record
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.target import Target
@@ -62,7 +63,7 @@ class Divisible(NamedTuple):
     elements: Elements | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@record(eq=False, kw_only=True, repr=False)
 class Callee(ABC):
     """What a call runs, for arguments of given types: an `Instance` or a `Composite`.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError, checked
+from tilekern.ir.records import record
 from tilekern.ir.types import FOUR_BITS, DType, Role, is_dtype
 from tilekern.lang.tiles import describe
 
@@ -61,7 +62,7 @@ class Sum:
 _ROLES: dict[type, Role] = {Zeros: "zeros", Sum: "sum"}
 
 
-@dataclass(frozen=True)
+@record
 class Results:
     """The results of a kernel for given argument types.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd, prod
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 
 from tilekern.ir.analysis.sharding import sharding_of
 from tilekern.ir.core import Func
+from tilekern.ir.records import record
 
 # For each dim of an array the name of its factor.
 type Dims = tuple[str, ...]
@@ -18,7 +19,7 @@ type Dims = tuple[str, ...]
 type Spec = tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True)
+@record
 class ShardingRule:
     """Ways to divide the work of a call among devices; prints in the notation of Shardy, as `i k, k j -> i j`.
 
@@ -183,7 +184,7 @@ class ShardingRule:
         return name in self.sizes and not any(n % parts for n in self.sizes[name])
 
 
-@dataclass(frozen=True)
+@record
 class Division:
     """The division of a call.
 

@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
+from tilekern.ir.records import record
 from tilekern.ir.types import FOUR_BITS, dtype_name, is_dtype
 from tilekern.kernel.choice import Tunable, Values, values_of
 from tilekern.kernel.statics import is_hashable
@@ -41,7 +42,7 @@ else:
         """
 
 
-@dataclass(frozen=True)
+@record
 class Signature:
     """The parameters of a kernel.
 

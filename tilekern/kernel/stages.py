@@ -15,10 +15,8 @@ import numpy as np
 from tilekern.errors import ArgumentError, TargetError, checked
 from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Func
-from tilekern.ir.interpret import interpret as _interpret
 from tilekern.kernel.derived_rules import BackwardPass, tangent_of
 from tilekern.kernel.dispatch import call
-from tilekern.kernel.file_format import decode, encode
 from tilekern.kernel.instance import Instance, Version
 from tilekern.kernel.interface import Interface, of_flat_arrays
 from tilekern.kernel.packed import packed
@@ -110,6 +108,8 @@ class Traced:
           ...     tk.load(path)(jnp.arange(3))
           Array([0, 2, 4], dtype=int32)
         """
+        from tilekern.kernel.file_format import encode
+
         _check_closed(self._interface)
         _write_whole(Path(path), encode(self._kernel, self._interface, self._target, targets))
 
@@ -185,7 +185,9 @@ class Traced:
           >>> double.trace(jnp.arange(3)).interpret(jnp.arange(3))
           array([0, 2, 4], dtype=int32)
         """
-        return self._interface.packed_arrays(_interpret(self.ir, *_inputs(self._interface, self._version, arrays)))
+        from tilekern.ir.interpret import interpret
+
+        return self._interface.packed_arrays(interpret(self.ir, *_inputs(self._interface, self._version, arrays)))
 
 
 class Gradient:
@@ -401,6 +403,8 @@ def load(path: str | PathLike[str]) -> Traced:
     Raises:
       tilekern.errors.LoadError: it is no such file, was changed, or was saved by a newer version of tilekern.
     """
+    from tilekern.kernel.file_format import decode
+
     return Traced(*decode(Path(path).read_text(encoding="ascii", errors="replace"), str(path)))
 
 

@@ -32,6 +32,7 @@ from typing import Any, Literal, Self, cast
 import jax
 
 from tilekern.errors import ArgumentError, LoadError, checked
+from tilekern.ir.records import record
 from tilekern.kernel.choice import Tunable
 
 FORMAT = "tilekern tuned, version 1"
@@ -39,7 +40,7 @@ VARIABLE = "TILEKERN_TUNED"
 """The environment variable that names a file for all calls of a process."""
 
 
-@dataclass(frozen=True)
+@record
 class Key:
     """The calls that an entry fits.
 
@@ -69,7 +70,7 @@ class Key:
     versions: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
+@record
 class Entry:
     """The fastest settings of a kernel for the calls of a key.
 

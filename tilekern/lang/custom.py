@@ -9,7 +9,6 @@ derivatives of their own have no derivative there, so the second derivative is r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilekern import _jax
@@ -17,11 +16,12 @@ from tilekern._jax import Jaxpr, JaxprEqn
 from tilekern.errors import UnsupportedError
 from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.derivatives import Custom, Stop
+from tilekern.ir.records import record
 from tilekern.ir.types import TileType, kind_of
 from tilekern.lang.emitter import Emitter
 
 
-@dataclass(frozen=True)
+@record
 class Call:
     """The call of a function, as the derivative rule of the function sees it."""
 

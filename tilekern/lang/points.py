@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -13,10 +12,11 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import IndexingError, checked
+from tilekern.ir.records import record
 from tilekern.lang.tiles import Tile, as_positions, check_reach, describe, live_lanes
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Points:
     """Index arrays that are paired element by element, made by `points`.
 
@@ -29,7 +29,7 @@ class Points:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Member:
     """Index array number `number` of `points`, as the entry for one dim."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from tilekern.errors import ArgumentError, TraceError, checked
 from tilekern.ir.core import Axis, cdiv
+from tilekern.ir.records import record
 from tilekern.lang.tiles import LONGEST, Scalar, as_index, describe, make_axis
 
 
-@dataclass(frozen=True)
+@record
 class SerialAxis:
     """Loop axis for `fold` and `foreach`, made by `serial`."""
 

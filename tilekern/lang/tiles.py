@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, IndexingError, TraceError, checked
 from tilekern.ir.core import Axis, cdiv, round_up
+from tilekern.ir.records import record
 from tilekern.ir.types import FOUR_BITS
 from tilekern.lang import state
 from tilekern.lang.incomparable import Incomparable
@@ -121,7 +122,7 @@ def static_int(value: Any, subject: str, minimum: int) -> int:
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(eq=False, repr=False)
 class Tile(Incomparable):
     """`size` consecutive positions along an axis of `extent` elements; indexes refs.
 
@@ -268,7 +269,7 @@ def _is_wider(value: Any) -> bool:
     return _jax.is_array(value) and value.shape != ()
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class DynamicSlice(Incomparable):
     """Index of `size` elements from `start` on, made by `ds`."""
 
@@ -355,7 +356,7 @@ def _declare(extent: int, block: int | None, descending: bool, group: int) -> An
     return index if block is None else tile_at(axis, index, trace.scope)
 
 
-@dataclass(frozen=True)
+@record
 class Grouped:
     """Order of programs, made by `grouped`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from tilekern.ir.core import Block, Func, Op, Value, definitions, index_value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.index_vectors import guard_index_vectors
 from tilekern.ir.memory import Load, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.types import DType, RefType, Role, packed_type
 from tilekern.ir.verify import verify
 from tilekern.lang.importer import Importer, escaped, unknown_size
@@ -49,7 +50,7 @@ _MISMATCHES = (
 _OVERFLOWS = ("An overflow was encountered", "Python int", "out of bounds for")
 
 
-@dataclass(frozen=True)
+@record
 class Param:
     """Array parameter of a kernel: its place in the signature, and its type."""
 
@@ -59,7 +60,7 @@ class Param:
     role: Role
 
 
-@dataclass(frozen=True)
+@record
 class Tracing:
     """Result of a trace.
 

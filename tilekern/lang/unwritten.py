@@ -10,7 +10,7 @@ refused only if it surely reads in the first iteration: under no condition, with
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilekern import source
 from tilekern.errors import OutputError
@@ -18,6 +18,7 @@ from tilekern.ir.analysis.ranges import FALSE, Interval, analyze, position_inter
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, WriteOp
+from tilekern.ir.records import record
 
 _NONE: frozenset[Value] = frozenset()
 
@@ -42,7 +43,7 @@ def _live(func: Func) -> set[Op]:
     return live
 
 
-@dataclass(frozen=True)
+@record
 class _Before:
     """Outputs that may be stored before an op runs.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
@@ -12,10 +12,11 @@ import jax.numpy as jnp
 
 from tilekern.errors import IndexingError
 from tilekern.ir.memory import Access, Dim, Position
+from tilekern.ir.records import record
 from tilekern.lang.tiles import ALL, Live
 
 
-@dataclass(frozen=True)
+@record
 class Selection:
     """View of an array: an access, the operands of its positions, and the order of its dims.
 

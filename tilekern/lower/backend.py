@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 
 from tilekern import _machine
 from tilekern.ir.core import Array, Func
+from tilekern.ir.records import record
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.rewrite.capabilities import Capabilities
@@ -24,7 +24,7 @@ OPEN = "auto"
 """The emitter of a target that leaves the choice of its emitter to tilekern."""
 
 
-@dataclass(frozen=True)
+@record
 class Target:
     """A machine to lower for.
 
@@ -62,7 +62,7 @@ class Target:
         return self.name + (f"+{self.emitter}" if self.emitter else "")
 
 
-@dataclass(frozen=True)
+@record
 class Device:
     """A machine to choose blocks for; get it by `tk.device`, or as the parameter `device` of a schedule.
 
@@ -163,7 +163,7 @@ class CompiledProgram(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@record
 class FuzzMode:
     """A way in which the fuzzer runs random programs on a backend.
 
@@ -220,7 +220,7 @@ def _unknown_device(target: Target) -> Device:
     return Device(target.name, target.platform)
 
 
-@dataclass(frozen=True)
+@record
 class Backend:
     """A backend. Only the first three fields are needed.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Resources:
     """The resources that a compiled program takes; None where the target has no such thing.
 

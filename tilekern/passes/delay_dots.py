@@ -26,7 +26,6 @@ so do dots of folds that may run no tile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tilekern.ir.analysis.backward_slice import backward_slice, index_values
 from tilekern.ir.analysis.ranges import Interval, analyze, update
@@ -36,11 +35,12 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.shape import Broadcast, Reshape, Transpose
 
 
-@dataclass(frozen=True)
+@record
 class Sizes:
     """Elements that the body of a fold holds at once.
 
@@ -84,7 +84,7 @@ def always_runs(op: Fold, start: Interval | None, stop: Interval | None) -> bool
     return first is not None and stop is not None and first < op.axis.end_tile(stop.low)
 
 
-@dataclass(frozen=True)
+@record
 class Delayed:
     """The parts of a body.
 

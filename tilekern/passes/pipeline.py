@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +16,7 @@ from weakref import WeakKeyDictionary
 from tilekern.debug_options import debug_options
 from tilekern.errors import TilekernError, VerifyError
 from tilekern.ir.core import Func
+from tilekern.ir.records import record
 from tilekern.ir.verify import verify
 from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
@@ -33,7 +33,7 @@ type Pass = Callable[[Func], Func]
 _MOST_ROUNDS = 16
 
 
-@dataclass(frozen=True)
+@record
 class Rounds:
     """Passes that run in rounds until a round changes nothing: each pass simplifies what another pass proved."""
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Position, Term
 from tilekern.ir.parse import parse
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, INDEX, DType, TileType, kind_of
@@ -178,7 +178,7 @@ def test_the_index_of_a_fold() -> None:
     assert fold_index(op, Interval(64, 70), Interval(0, 64)).empty
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class Probe(Op):
     """Remembers the elements that a value of another Func has had."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilekern.ir.analysis.ranges import INT32, Interval, digit_interval
 from tilekern.ir.compute import Constant
@@ -11,6 +11,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Position
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import INDEX
 
@@ -18,7 +19,7 @@ LIMIT = 1 << 28
 """Assumed bound of the magnitude of a scalar without a known interval."""
 
 
-@dataclass(frozen=True)
+@record
 class Affine:
     """`slope` * index + the sum of stride * scalar + an offset of each lane in `low`..`high`.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tilekern.ir.analysis.iterations import Iterations
@@ -18,6 +17,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import DType, kind_of
 
@@ -30,7 +30,7 @@ TRANSCENDENTAL = frozenset(
 """Float functions that XLA counts apart, for each is several floating-point operations."""
 
 
-@dataclass(frozen=True)
+@record
 class Cost:
     """The work of a call of a kernel, in all its programs. Of the target, only its blocks have an influence.
 
@@ -56,7 +56,7 @@ class Cost:
     bytes_accessed: int
 
 
-@dataclass(frozen=True)
+@record
 class Work:
     """The work of a call of a kernel in more detail.
 
@@ -71,7 +71,7 @@ class Work:
     accessed: int
 
 
-@dataclass(frozen=True)
+@record
 class OpWork:
     """The work of one op in all programs.
 

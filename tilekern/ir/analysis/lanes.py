@@ -15,7 +15,7 @@ result would depend on the place of its lane in the tile.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,14 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import kind_of
 
 _NONE = frozenset[int]()
 
 
-@dataclass(frozen=True)
+@record
 class _Fact:
     """Facts of one value, about lanes along the axis.
 

@@ -10,20 +10,20 @@ All arithmetic is exact and rounds down.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.compute import Constant
 from tilekern.ir.core import Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Position, Term
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast
 
 Ranges = Mapping[Value, Interval]
 Definition = Callable[[Value], Op | None]
 
 
-@dataclass(frozen=True)
+@record
 class Digit:
     """(value // div) % mod; if `mod` is 0, value // div. See `ir.memory.Term`."""
 
@@ -32,7 +32,7 @@ class Digit:
     mod: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class Sum:
     """`const` plus the sum of `stride` times digit."""
 

@@ -11,7 +11,6 @@ no tile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeGuard
 from weakref import WeakKeyDictionary
@@ -24,11 +23,12 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, MemoryOp, Position, Term
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
 
 
-@dataclass(frozen=True)
+@record
 class Interval:
     """The integers from `low` to `high`, both included."""
 

@@ -27,6 +27,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Dim, MemoryOp, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import kind_of
 
@@ -34,7 +35,7 @@ from tilekern.ir.types import kind_of
 type Place = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@record
 class Factor:
     """A size that may be divided.
 
@@ -58,7 +59,7 @@ class Factor:
     has_independent_elements: bool
 
 
-@dataclass(frozen=True)
+@record
 class Sharding:
     """The factors of a Func, and the reasons against other factors.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
 from tilekern.ir.memory import Atomic, Dim, WriteOp
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Site:
     """A write, mostly an addition to a sum.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import Dim, MemoryOp
+from tilekern.ir.records import record
 
 LONGEST = 32
 """The most tiles of a fold that are followed one by one; the index of a longer fold counts as unknown."""
@@ -17,7 +17,7 @@ LONGEST = 32
 _SMALL = 1024  # elements: larger tiles are not computed
 
 
-@dataclass(frozen=True)
+@record
 class Touch:
     """One access of a program in one step of its loops.
 

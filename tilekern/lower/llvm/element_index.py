@@ -7,7 +7,7 @@ or only move elements. `operand_coords` maps an element's coordinates in a resul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -16,10 +16,11 @@ from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Reverse, Slice, Transpose
 
 
-@dataclass(frozen=True)
+@record
 class Index:
     """An affine index: `const`, plus a stride times each register in `terms`, plus `step` times the lane's number."""
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from tilekern.ir.records import record
 
-@dataclass(frozen=True)
+
+@record
 class Type:
     """A type of LLVM: a scalar, or a vector of `lanes` scalars if `lanes` is not 0."""
 
@@ -58,7 +59,7 @@ VOID, PTR, I1, I8, I16, I32, I64 = (Type(t) for t in ("void", "ptr", "i1", "i8",
 F32, F64 = Type("float"), Type("double")
 
 
-@dataclass(frozen=True)
+@record
 class Reg:
     """An SSA value or a constant, as it stands in the text."""
 

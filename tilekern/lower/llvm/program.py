@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilekern.ir.debug import Assert
+from tilekern.ir.records import record
 from tilekern.lower.llvm.ir_builder import Module
 
 TASK = "task"
@@ -15,7 +14,7 @@ aligned to 64 bytes. Tasks are independent: they run in any order, on any number
 """
 
 
-@dataclass(frozen=True)
+@record
 class Program:
     """A kernel as tasks that may run in parallel.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from tilekern.ir.core import round_up
+from tilekern.ir.records import record
 from tilekern.ir.types import DType
 from tilekern.lower.mosaic.calibration import TABLE_BYTES, VMEM_BUDGET
 
@@ -18,7 +19,7 @@ SUBLANES = 8
 """Rows of a vector register, each of 32 bits times `LANES`."""
 
 
-@dataclass(frozen=True)
+@record
 class Chip:
     """One model of TPU. All numbers are of one TensorCore, of which a device of JAX has `cores`.
 

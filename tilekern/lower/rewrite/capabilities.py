@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, F32, I32, DType, kind_of
 
 
-@dataclass(frozen=True)
+@record
 class Capabilities:
     """The dtypes of a target, by class of op.
 

@@ -6,16 +6,17 @@ c = constant [1 5 2 7]    →    c = load table0[0 +: 4!]      with an input tab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilekern.ir.compute import Constant
 from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import Load, whole_access
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import RefType
 
 
-@dataclass(frozen=True)
+@record
 class Closed:
     """A Func without constants of several elements.
 

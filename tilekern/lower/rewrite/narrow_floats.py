@@ -7,18 +7,17 @@ quantum q: (|x| + 2^23 q) - 2^23 q rounds to these, since float32 numbers from 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tilekern.ir.core import Value
 from tilekern.ir.make import Make
+from tilekern.ir.records import record
 from tilekern.ir.types import DTYPES, F16, F32, I32, DType
 
 _SIGN, _EXPONENT = -(1 << 31), 0x7F800000
 
 
-@dataclass(frozen=True)
+@record
 class Format:
     """The layout of a narrow float.
 

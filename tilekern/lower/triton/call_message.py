@@ -9,7 +9,8 @@ Fields stand in the order of their numbers, as every serializer writes them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from tilekern.ir.records import record
 
 
 def _varint(value: int) -> bytes:
@@ -43,7 +44,7 @@ def _packed(number: int, values: Iterable[int]) -> bytes:
     return _plain(number, b"".join(map(_varint, values)))
 
 
-@dataclass(frozen=True)
+@record
 class Pointer:
     """A parameter that takes the next of the call's buffers.
 
@@ -61,7 +62,7 @@ class Pointer:
         return _field(1, array)  # array
 
 
-@dataclass(frozen=True)
+@record
 class TensorMap:
     """A parameter that takes the next of the call's buffers and passes a TMA descriptor of it, made at each launch.
 
@@ -89,7 +90,7 @@ class TensorMap:
         return _field(9, _field(1, nvidia))  # tensor_descriptor, nvidia
 
 
-@dataclass(frozen=True)
+@record
 class Int32:
     """A parameter that is a 32-bit number."""
 
@@ -101,7 +102,7 @@ class Int32:
         return _field(3, self.value)  # i32
 
 
-@dataclass(frozen=True)
+@record
 class Int64:
     """A parameter that is a 64-bit number."""
 
@@ -116,7 +117,7 @@ class Int64:
 Parameter = Pointer | TensorMap | Int32 | Int64
 
 
-@dataclass(frozen=True)
+@record
 class Kernel:
     """The machine code, and the resources that a launch must provide.
 
@@ -162,7 +163,7 @@ class Kernel:
         return encoded
 
 
-@dataclass(frozen=True)
+@record
 class Launch:
     """A kernel, the number of its programs, and the parameters of its entry function."""
 

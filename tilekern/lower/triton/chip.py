@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tilekern.ir.records import record
 from tilekern.lower.backend import Target
 from tilekern.lower.triton.vendor import AMD, NVIDIA, Vendor
 
@@ -12,7 +13,7 @@ MAX_THREADS = 1024
 "User Guide for AMDGPU Backend", amdgpu-flat-work-group-size."""
 
 
-@dataclass(frozen=True)
+@record
 class Chip:
     """One compute capability of NVIDIA, or one architecture of AMD.
 

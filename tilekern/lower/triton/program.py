@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Literal
 
 from tilekern.ir.core import Array
+from tilekern.ir.records import record
 from tilekern.ir.types import DType
 from tilekern.source import Loc
 
 
-@dataclass(frozen=True)
+@record
 class Descriptor:
     """A TMA descriptor, made on the host: it describes an array and the box that one copy moves.
 
@@ -31,7 +32,7 @@ class Descriptor:
     divided: int | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Argument:
     """One parameter of the entry function: a pointer to the first element of a buffer, or a descriptor of it.
 
@@ -46,7 +47,7 @@ class Argument:
     descriptor: Descriptor | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Result:
     """One result of the call.
 
@@ -72,7 +73,7 @@ class Result:
         return prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
+@record
 class PrintedValue:
     """One `tl.device_print` of a program: a value of a `tk.debug_print`, or its text if there are no values.
 
@@ -89,7 +90,7 @@ class PrintedValue:
     last: bool = True
 
 
-@dataclass(frozen=True)
+@record
 class Program:
     """A Func as Triton source.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True)
+@record
 class Vendor:
     """A maker of GPUs.
 

@@ -11,10 +11,10 @@ import re
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tilekern.errors import DependencyError, ResourceError
+from tilekern.ir.records import record
 from tilekern.lower import disk_cache
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.compile import perf_map
@@ -47,7 +47,7 @@ if sys.platform != "win32":
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
-@dataclass(frozen=True)
+@record
 class Compiled:
     """Machine code.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from tilekern.ir.compute import identity, on_bools
 from tilekern.ir.memory import Atomic
+from tilekern.ir.records import record
 from tilekern.ir.types import F32, F64, DType, accumulator, is_float8, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
@@ -23,7 +23,7 @@ from tilekern.lower.llvm.plan.task_partition import PrivateCopy, updates_rows
 from tilekern.lower.llvm.runtime.fp_mode import pause
 
 
-@dataclass(frozen=True)
+@record
 class UpdateTarget:
     """Memory that only this task updates, so loads and stores do: a partial sum, a private copy, or the array itself.
 

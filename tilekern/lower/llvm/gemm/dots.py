@@ -15,13 +15,14 @@ A *word* is such a pair or four, or one wider element.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value, cdiv, round_up
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import strides_of
 from tilekern.lower.llvm import calibration
@@ -41,7 +42,7 @@ from tilekern.lower.llvm.runtime.machine import Machine
 _ALIGNMENT = 64
 
 
-@dataclass(frozen=True)
+@record
 class Packing:
     """The operands that are packed before they are multiplied."""
 
@@ -129,7 +130,7 @@ def _first_element(e: Elements, value: Value) -> Reg:
 # --- the whole dot ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class _Matrix:
     """A matrix of words: its address, and the strides along rows and along k, in bytes.
 
@@ -193,7 +194,7 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
     return _Matrix(base, distances[free] * item, distances[contracted] * item * shape.per_word)
 
 
-@dataclass(frozen=True)
+@record
 class _Panels:
     """The right operand: its address, and the strides from panel to panel and along k, in bytes.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilekern.ir.core import cdiv
+from tilekern.ir.records import record
 from tilekern.ir.types import BF16, F32, F64, I32, DType
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.gemm.fours import BYTES, accumulate_fours, left_word
@@ -27,7 +26,7 @@ def register_rows(machine: Machine, rows: int, columns: int, lanes: int) -> int:
     return next((n for n in range(most, max(most // 2, 3), -1) if rows % n == 0), most)
 
 
-@dataclass(frozen=True)
+@record
 class Microkernel:
     """A function that multiplies a few rows by one panel.
 

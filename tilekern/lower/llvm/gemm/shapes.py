@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import cdiv, round_up
+from tilekern.ir.records import record
 from tilekern.ir.types import BF16, DType
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
@@ -16,7 +16,7 @@ from tilekern.lower.llvm.gemm.microkernel import panel_vectors, register_rows
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
-@dataclass(frozen=True)
+@record
 class DotShape:
     """A canonical dot: `batch` products of [rows, depth] by [depth, columns].
 

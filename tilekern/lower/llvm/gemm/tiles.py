@@ -7,10 +7,9 @@ register its rows and bytes, so that nothing beyond an operand is read or writte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from tilekern.ir.records import record
 from tilekern.ir.types import BF16, DTYPES, DType
 from tilekern.lower.llvm.ir_builder import Code, Module
 from tilekern.lower.llvm.ir_values import I8, I64, PTR, VOID, Reg, constant
@@ -27,7 +26,7 @@ _WORD = 4  # bytes of a word, and of a sum
 _PRODUCTS = {BF16: "tdpbf16ps", DTYPES["i8"]: "tdpbssd", DTYPES["u8"]: "tdpbuud"}
 
 
-@dataclass(frozen=True)
+@record
 class Strides:
     """Strides in bytes.
 
@@ -47,7 +46,7 @@ class Strides:
         return f"{self.left_tile}_{self.left_k}_{self.right_k}_{self.out_row}"
 
 
-@dataclass(frozen=True)
+@record
 class TileKernel:
     """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; words of the left are neighbours.
 

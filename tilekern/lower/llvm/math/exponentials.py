@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tilekern.ir.records import record
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I32, Reg, Type, constant
 
 
-@dataclass(frozen=True)
+@record
 class Format:
     """Constants of a floating-point format.
 

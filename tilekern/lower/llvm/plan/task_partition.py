@@ -17,7 +17,7 @@ columns are never added up.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from tilekern.ir.compute import Constant, Dot, Select
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, round_up
 from tilekern.ir.memory import Atomic, AtomicKind, MemoryOp, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast
 from tilekern.ir.types import DType, TileType, accumulator, kind_of
 from tilekern.lower.llvm import calibration
@@ -36,7 +37,7 @@ ALIGNMENT = 64
 """Alignment of private copies, in bytes."""
 
 
-@dataclass(frozen=True)
+@record
 class Runs:
     """Runs of consecutive programs: `groups` groups of `group` programs, each cut into runs of `length`.
 
@@ -66,7 +67,7 @@ class RunDigit(NamedTuple):
     stride: int
 
 
-@dataclass(frozen=True)
+@record
 class PartialSums:
     """The partial sums of an array that floats are added to: [count, *shape] of `dtype`."""
 
@@ -80,7 +81,7 @@ class PartialSums:
         return (self.count, *self.ref.ref.shape)
 
 
-@dataclass(frozen=True)
+@record
 class PrivateCopy:
     """A private copy of an array of integers.
 
@@ -100,7 +101,7 @@ class PrivateCopy:
         return prod(self.ref.ref.shape)
 
 
-@dataclass(frozen=True)
+@record
 class TaskPartition:
     """The division of the programs of a Func into tasks.
 

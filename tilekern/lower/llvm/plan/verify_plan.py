@@ -21,13 +21,13 @@ with the fusion of loops and the allocation of buffers: neither fused expression
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from tilekern import source
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.records import record
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import TileType, strides_of
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index, is_virtual, operand_coords, register
@@ -46,7 +46,7 @@ def verify_plan(func: Func, plan: Plan) -> None:
     _Verifier(func, plan).block(func.body, ())
 
 
-@dataclass(frozen=True)
+@record
 class _Read:
     """A tile in memory that a step reads.
 
@@ -61,7 +61,7 @@ class _Read:
     address: Index
 
 
-@dataclass(frozen=True)
+@record
 class _Write:
     """A tile that a step computes into memory.
 

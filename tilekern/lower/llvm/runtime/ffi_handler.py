@@ -16,11 +16,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from tilekern.ir.core import round_up
+from tilekern.ir.records import record
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.ir_builder import Code, Module
 from tilekern.lower.llvm.ir_values import I1, I8, I32, I64, PTR, VOID, Reg, Type, constant
@@ -84,7 +84,7 @@ _CLAIM_DIVISOR = Field(216, I64)  # guided scheduling: a claim takes 1 / divisor
 _ADDRESSES = Field(256, PTR)  # of the buffers
 
 
-@dataclass(frozen=True)
+@record
 class _Work:
     """Arguments that a handler passes to `RUN`.
 

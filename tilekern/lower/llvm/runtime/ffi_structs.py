@@ -6,10 +6,10 @@ The source is the header xla/ffi/api/c_api.h of jaxlib. Each struct begins with 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from tilekern.ir.records import record
 from tilekern.lower.llvm.ir_builder import Code, Module
 from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, Reg, Type, constant
 
@@ -22,7 +22,7 @@ ERROR = "tilekern_error"
 """`XLA_FFI_Error* (const XLA_FFI_Api*, const char* name, const char* text, XLA_FFI_Error_Code)`."""
 
 
-@dataclass(frozen=True)
+@record
 class Field:
     """A field of a struct.
 
@@ -102,7 +102,7 @@ ELEMENT_BYTES = {
 DTYPES = 34
 
 
-@dataclass(frozen=True)
+@record
 class Checks:
     """Checks of a handler. If one fails, the handler returns an error.
 

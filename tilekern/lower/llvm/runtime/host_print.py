@@ -13,12 +13,12 @@ import json
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilekern.ir.core import Array
+from tilekern.ir.records import record
 from tilekern.ir.types import DTYPES, DType, dtype_name
 
 HOST_PRINT = "tilekern_host_print"
@@ -30,7 +30,7 @@ _OPTIONS = ("edgeitems", "floatmode", "infstr", "linewidth", "nanstr", "precisio
 _one_at_a_time = threading.Lock()
 
 
-@dataclass(frozen=True)
+@record
 class PrintedValue:
     """A tile that is printed, and the offset of its first byte in the memory of the message's values."""
 
@@ -48,7 +48,7 @@ class PrintedValue:
         return tile if self.shape else tile[()]
 
 
-@dataclass(frozen=True)
+@record
 class Message:
     """A print: its format, the values, and NumPy's options of printing when the kernel was lowered."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tilekern.errors import SettingError, TargetError
+from tilekern.ir.records import record
 from tilekern.lower.llvm import calibration
 
 # The subset of AVX-512 that all CPUs with 512-bit vectors have since 2017.
@@ -28,7 +28,7 @@ SETTING = "TILEKERN_CPU"
 """The environment variable that names the level; code is for the process's own CPU if it is unset or empty."""
 
 
-@dataclass(frozen=True)
+@record
 class Machine:
     """A CPU.
 

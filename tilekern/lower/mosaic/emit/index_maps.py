@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -14,6 +13,7 @@ from jax import lax
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.core import Value
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.emit.scalars import evaluate
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
@@ -21,7 +21,7 @@ from tilekern.lower.mosaic.plan.windows import WindowDim
 from tilekern.lower.positions import locate, tile_range
 
 
-@dataclass(frozen=True)
+@record
 class GridStep:
     """One step of the grid.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -21,6 +20,7 @@ from jax import lax
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
+from tilekern.ir.records import record
 from tilekern.ir.types import BOOL, I32, DType, kind_of
 from tilekern.lower.jax_ops import combiner
 from tilekern.lower.mosaic.emit.index_maps import when
@@ -34,7 +34,7 @@ from tilekern.lower.positions import locate
 Get = Callable[[Value], Any]
 
 
-@dataclass(frozen=True)
+@record
 class RowSlice:
     """One row of an access by rows.
 

@@ -8,18 +8,19 @@ An input that is viewed in several shapes becomes one input for each shape. An o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilekern import source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import MemoryOp
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import RefType
 
 
-@dataclass(frozen=True)
+@record
 class ReshapedFunc:
     """A Func whose accesses see each array in its own shape.
 

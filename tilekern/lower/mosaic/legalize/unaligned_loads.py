@@ -16,7 +16,7 @@ Overlapping loads of one input in one block become slices of the same tiles.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import pairwise
 from math import gcd
@@ -28,6 +28,7 @@ from tilekern.ir.core import Block, Func, Op, Value, cdiv
 from tilekern.ir.dynamic import DynamicSlice
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, Position, Term
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 from tilekern.ir.types import F32, INDEX
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
@@ -40,7 +41,7 @@ _FAR = 1 << 28  # elements: more than any dim of an array that fits vector memor
 _SURELY_FITS = 8 << 20  # bytes of an array that fits the vector memory of every chip beside all other buffers
 
 
-@dataclass(frozen=True)
+@record
 class _Base:
     """The aligned tiles that are loaded along a dim for a load.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Block, Op, Value
+from tilekern.ir.records import record
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import F32
 from tilekern.lower.mosaic.calibration import PASS_COLUMNS, REGISTER_TILE_BYTES
@@ -17,7 +17,7 @@ BF16_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
 """The number of bfloat16 parts that a float32 operand is split into, by the precision of a dot."""
 
 
-@dataclass(frozen=True)
+@record
 class SharedOperand:
     """An operand of several dots, which lives with its narrow parts from the first dot to the last.
 

@@ -14,7 +14,6 @@ loop run in the last step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -24,6 +23,7 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ordering import LinearScan, Scan, Sort, TopK
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.calibration import MAX_TABLE_STEPS
 from tilekern.lower.mosaic.plan.inequalities import Inequalities
 from tilekern.lower.mosaic.plan.scalars import Scalars
@@ -31,7 +31,7 @@ from tilekern.lower.mosaic.plan.scalars import Scalars
 _EXPENSIVE = (Dot, Fold, While, Switch, Scan, LinearScan, Sort, TopK)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class GridLoop:
     """A chain of folds as the last axis of the grid.
 

@@ -13,13 +13,13 @@ order of preference:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from tilekern.errors import TargetError
 from tilekern.ir.core import round_up
+from tilekern.ir.records import record
 from tilekern.ir.types import DType
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
 from tilekern.lower.mosaic.plan.windows import Window, WindowDim, tiles
@@ -27,7 +27,7 @@ from tilekern.lower.mosaic.plan.windows import Window, WindowDim, tiles
 Use = Literal["place", "tile", "row", "lane", "unit", "fold"]
 
 
-@dataclass(frozen=True)
+@record
 class LayoutDim:
     """One dim of the rearranged array.
 
@@ -47,7 +47,7 @@ class LayoutDim:
     block: int
 
 
-@dataclass(frozen=True)
+@record
 class Layout:
     """The layout of a window's array in HBM.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Literal
@@ -12,6 +11,7 @@ from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.calibration import OPS_PER_ROW, VMEM_LIMIT_FACTOR, VMEM_LIMIT_SLACK
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop
@@ -26,7 +26,7 @@ from tilekern.lower.mosaic.plan.vector_forms import VectorForms
 from tilekern.lower.mosaic.plan.vmem_estimate import spilled_bytes
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class KernelPlan:
     """The plan of one Pallas kernel.
 

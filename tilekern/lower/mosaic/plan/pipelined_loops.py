@@ -7,7 +7,6 @@ bounds depend on arrays, for which an axis of the grid would have many steps wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,11 +14,12 @@ from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Dim, MemoryOp, Store
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.lower.mosaic.plan.windows import Window, axes_of
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Pipeline:
     """The arrays of one pipelined loop.
 

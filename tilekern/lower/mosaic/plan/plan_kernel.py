@@ -9,7 +9,7 @@ row DMA     loops inside of the kernel; arrays that are read row by row stay in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilekern import source
@@ -19,6 +19,7 @@ from tilekern.ir.analysis.ranges import analyze
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Func, Value
 from tilekern.ir.memory import MemoryOp
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.calibration import EXPOSED_BYTES, RESIDENT_GAIN
 from tilekern.lower.mosaic.chip import Chip
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop, find_grid_loop, with_step_table
@@ -98,7 +99,7 @@ def _is_static(grid_loop: GridLoop, scalars: Scalars) -> bool:
     return _has_known_bounds(grid_loop, scalars) and not any(map(scalars.reads_array, bounds))
 
 
-@dataclass(frozen=True)
+@record
 class _Planner:
     """Completes the plans of one Func: chosen loops in, layouts and buffers out."""
 

@@ -37,6 +37,7 @@ from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.memory import Load
 from tilekern.ir.ordering import ArgReduce
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Reshape, Slice, Transpose
 from tilekern.ir.types import F32, RefType
 from tilekern.lower.mosaic.calibration import (
@@ -65,7 +66,7 @@ from tilekern.lower.mosaic.plan.value_sizes import (
 )
 
 
-@dataclass(frozen=True)
+@record
 class _Ancestry:
     """The ancestors of a value: the values that it is computed from.
 

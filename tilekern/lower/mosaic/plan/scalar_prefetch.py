@@ -7,7 +7,7 @@ has an element for each program that differs. XLA computes the table before the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilekern.ir.analysis.backward_slice import backward_slice
@@ -16,6 +16,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, Store, Term
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX, RefType
 from tilekern.lower.mosaic.calibration import MAX_PREFETCH_TILE, TABLE_SHARE
@@ -23,7 +24,7 @@ from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.passes.dce import dce
 
 
-@dataclass(frozen=True)
+@record
 class ScalarPrefetch:
     """A Func that reads its loop bounds and positions from tables.
 

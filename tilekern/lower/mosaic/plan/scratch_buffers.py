@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Value
+from tilekern.ir.records import record
 from tilekern.ir.types import DType
 from tilekern.lower.mosaic.plan.continued_carries import continued_carries
 from tilekern.lower.mosaic.plan.unroll import trip_count
@@ -15,7 +15,7 @@ from tilekern.lower.mosaic.plan.vector_forms import VectorForms, is_vector, shap
 from tilekern.lower.mosaic.stored_dtypes import stored_dtype, wide_dtype
 
 
-@dataclass(frozen=True)
+@record
 class Scratch:
     """A buffer that lives as long as the kernel: a tile in VMEM, a scalar in scalar memory."""
 

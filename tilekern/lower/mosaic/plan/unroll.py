@@ -11,7 +11,6 @@ run as long, and take three times as long to compile.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.analysis.ranges import Interval
@@ -19,13 +18,14 @@ from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.calibration import DEFAULT_UNROLLED, MAX_UNROLLED
 
 _FULL = 8
 """The number of independent products of 64 or 128 rows that keeps four matrix units busy."""
 
 
-@dataclass(frozen=True)
+@record
 class Unrolling:
     """The unrolling of a loop inside of the kernel.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, While
@@ -13,6 +12,7 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import F32
 from tilekern.lower.mosaic.calibration import LONG_ROW_SHARE, REGISTER_COLUMNS, REGISTER_TILE_BYTES, TRIANGLE_SHARE
@@ -45,7 +45,7 @@ def is_streamed(op: Op) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@record
 class KernelContext:
     """Facts that all blocks of a kernel share.
 

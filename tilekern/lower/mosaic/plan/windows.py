@@ -13,17 +13,18 @@ output has one window for all of its accesses.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.memory import Dim, MemoryOp, Position
+from tilekern.ir.records import record
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
 Kind = Literal["at", "tiled", "static", "aligned", "rows"]
 
 
-@dataclass(frozen=True)
+@record
 class WindowDim:
     """One dim of a window.
 
@@ -41,7 +42,7 @@ class WindowDim:
     operands: tuple[Value, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True)
+@record
 class Window:
     """The part of an array that is in VMEM for an access."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
+from tilekern.ir.records import record
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.vendor import NVIDIA, VENDORS, Vendor
 
 
-@dataclass(frozen=True)
+@record
 class DescriptorFormat:
     """The TMA descriptor that the code expects for one argument.
 
@@ -27,7 +28,7 @@ class DescriptorFormat:
     block: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Binary:
     """A compiled program. All numbers come from the compiler, and may differ from the request.
 

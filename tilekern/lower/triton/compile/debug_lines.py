@@ -21,9 +21,9 @@ import os
 import re
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any
 
+from tilekern.ir.records import record
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.program import Program
 from tilekern.source import UNKNOWN, Loc
@@ -104,7 +104,7 @@ def _with_lines_of_calls(ptx: str) -> str:
     return _ASSEMBLY.sub(lambda match: match[1] + _LOC.sub("", match[2]), ptx)
 
 
-@dataclass(frozen=True)
+@record
 class _Node:
     """A node of LLVM's debug information.
 

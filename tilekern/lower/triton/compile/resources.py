@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 
 from tilekern import source
 from tilekern.errors import ResourceError
 from tilekern.ir.core import cdiv, round_up
+from tilekern.ir.records import record
 from tilekern.lower.resources import Resources
 from tilekern.lower.triton.chip import MAX_THREADS, Chip
 from tilekern.lower.triton.compile import amd_resources
@@ -23,7 +23,7 @@ TENSOR_COLUMNS = 512
 _BILLED = 6  # allocations that an error lists by themselves
 
 
-@dataclass(frozen=True)
+@record
 class Allocation:
     """One buffer in shared memory.
 

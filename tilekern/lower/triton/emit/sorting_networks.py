@@ -15,7 +15,8 @@ bits are flipped before the stage and after it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from tilekern.ir.records import record
 
 _LANES = {
     # Bit BIT of the lane numbers 0, 1, ..., 2^N - 1.
@@ -43,7 +44,7 @@ def is_network(name: str) -> bool:
     return name in _LANES or _NAME.fullmatch(name) is not None
 
 
-@dataclass(frozen=True)
+@record
 class _Elements:
     """Elements of several words: the variables `x0`, `x1`, ... of an element, and `y0`, ... of its neighbour."""
 

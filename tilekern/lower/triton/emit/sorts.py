@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tilekern.ir.ordering import Sort, TopK
+from tilekern.ir.records import record
 from tilekern.lower.triton.emit.source_text import is_tight, shape_text
 
 
-@dataclass(frozen=True)
+@record
 class _Field:
     """A tile as a bit field of a word.
 

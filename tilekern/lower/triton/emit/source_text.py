@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.ir.quote import code_of, visible
+from tilekern.ir.records import record
 from tilekern.ir.types import DType, dtype_name, kind_of
 from tilekern.lower.triton.dtypes import TRITON_DTYPES
 from tilekern.source import UNKNOWN, Loc
@@ -24,7 +24,7 @@ def dtype_text(dtype: DType) -> str:
     return f"tl.{TRITON_DTYPES[dtype_name(dtype)]}"
 
 
-@dataclass(frozen=True)
+@record
 class Expr:
     """A value as text.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tilekern import source
 from tilekern.ir.analysis.backward_slice import backward_slice
@@ -12,6 +11,7 @@ from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import DType
 from tilekern.lower.triton.gluon.groups import Group, folds_of
@@ -20,7 +20,7 @@ from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.lower.triton.plan.tma import TmaCopy
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Channel:
     """The tiles that one product reads, on their way through shared memory.
 
@@ -41,7 +41,7 @@ class Channel:
     stages: int = 1
 
 
-@dataclass(frozen=True)
+@record
 class Widened:
     """Places of a program's own for a tile of 8 bits that is cast before its product.
 

@@ -9,7 +9,7 @@ of another program.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -18,6 +18,7 @@ from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.lower.triton.calibration import UNBALANCED
 from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.lower.triton.plan.tma import TmaCopy
@@ -31,7 +32,7 @@ REGISTERS = {1: (248, 248, 40), 2: (168, 240, 24), 3: (128, 160, 32)}
 """For each number of warpgroups that compute."""
 
 
-@dataclass(frozen=True)
+@record
 class Group:
     """The programs of a thread block.
 

@@ -7,20 +7,20 @@ reduction gives a slice of its operand's layout. All other tiles have Gluon's au
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Store
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.lower.triton.emit.source_text import Expr
 
 _POINTWISE = (Bitcast, Convert, Elementwise, Select)
 
 
-@dataclass(frozen=True)
+@record
 class Sliced:
     """The layout of a vector: a product's layout without one dim.
 

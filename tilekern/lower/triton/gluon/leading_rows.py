@@ -7,17 +7,17 @@ behind to 0 in shared memory before a product reads them: their elements may be 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.compute import Constant
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Iota
 
 
-@dataclass(frozen=True)
+@record
 class Bound:
     """A row r is kept if the sum of `starts`, which is not negative, and r are below `limit`.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilekern import source
 from tilekern.errors import ResourceError
 from tilekern.ir.core import Func, Op
 from tilekern.ir.memory import Load, Store
+from tilekern.ir.records import record
 from tilekern.lower.triton.calibration import MAX_RING_STAGES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.channels import Channel, Widened, is_own, tile_bytes, widened_tiles
@@ -25,7 +26,7 @@ def copied_bytes(op: Load | Store, copies: Mapping[Op, TmaCopy], cluster: int) -
     return tile_bytes(op.result if isinstance(op, Load) else op.value) // parts
 
 
-@dataclass(frozen=True)
+@record
 class Places:
     """The shared memory of a thread block, with the fields of a `Plan`."""
 

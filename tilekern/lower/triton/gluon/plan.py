@@ -20,12 +20,12 @@ programs arrive that have read it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Load, Store
+from tilekern.ir.records import record
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.channels import Channel, Widened, channels_of, check_positions, is_own
 from tilekern.lower.triton.gluon.clusters import divided, is_whole
@@ -38,7 +38,7 @@ from tilekern.lower.triton.gluon.rotation import Rotation
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """The plan of a legal Func.
 

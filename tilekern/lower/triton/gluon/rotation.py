@@ -6,7 +6,6 @@ Tiles stay in their rings until the late product has read them, and operands are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from tilekern.ir.analysis.backward_slice import index_values
@@ -14,11 +13,12 @@ from tilekern.ir.compute import Convert
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.memory import Load
+from tilekern.ir.records import record
 from tilekern.ir.shape import Transpose
 from tilekern.passes.delay_dots import Delayed, delayed_dot
 
 
-@dataclass(frozen=True)
+@record
 class Rotation:
     """The parts of a loop's body.
 

@@ -7,14 +7,14 @@ Triton's interpreter runs the Python code of a kernel on NumPy arrays: `triton.l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tilekern.ir.core import Array
+from tilekern.ir.records import record
 from tilekern.lower.triton.dtypes import TRITON_DTYPES
 
 
-@dataclass(frozen=True)
+@record
 class TritonInterpreter:
     """Triton's interpreter.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from tilekern.ir.debug import Print
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@record(eq=False, kw_only=True)
 class PaddedPrint(Print):
     """Print the operands without the added lanes.
 

@@ -14,13 +14,14 @@ with d = 192 that takes 262,144 bytes of shared memory, more than a program has;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load
+from tilekern.ir.records import record
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import kind_of
@@ -32,7 +33,7 @@ def split_contractions(func: Func) -> Func:
     return _Splitter(func).run(func)
 
 
-@dataclass(frozen=True)
+@record
 class _Cut:
     """The split of a dim of a tile: the sizes of its parts, and the loaded size of the last part."""
 

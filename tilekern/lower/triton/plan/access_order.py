@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, takewhile
 
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value
 from tilekern.ir.memory import Atomic, Load, MemoryOp, Term
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True)
+@record
 class _Place:
     """An access in the program.
 

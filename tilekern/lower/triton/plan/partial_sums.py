@@ -7,7 +7,6 @@ sum gets two summands, summands are stored: nothing is loaded, and threads need 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.analysis.sites import is_covering, is_injective, sites
@@ -15,9 +14,10 @@ from tilekern.ir.analysis.sum_axes import sum_axes
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import MemoryOp
+from tilekern.ir.records import record
 
 
-@dataclass(frozen=True)
+@record
 class PartialSums:
     """The partial sums of an output.
 

@@ -19,13 +19,13 @@ such loads, stores of large tiles do, too. All other loads use pointers:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.compute import Convert, Dot
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
+from tilekern.ir.records import record
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, strides_of
 from tilekern.lower.triton.calibration import MIN_TMA_BYTES
@@ -40,7 +40,7 @@ _MIN_ROWS = 64  # of a `wgmma`, and of the smallest `tcgen05.mma` (PTX ISA, "Mat
 _INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True)
+@record
 class TmaCopy:
     """The copy of one load or store.
 

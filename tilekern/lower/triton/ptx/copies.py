@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from tilekern.ir.core import Array
+from tilekern.ir.records import record
 from tilekern.lower.triton.ptx.machine import SHARED_BASE, WARP, Execute, Machine
 from tilekern.lower.triton.ptx.memory import load_bytes, parameter_at, store_bytes
 from tilekern.lower.triton.ptx.parse import Instruction, Memory, Number, PtxError, Symbol
 from tilekern.lower.triton.ptx.products import swizzled
 
 
-@dataclass(frozen=True)
+@record
 class TensorMap:
     """A TMA descriptor.
 
@@ -209,7 +210,7 @@ def _copy(machine: Machine, instruction: Instruction, ids: Array) -> None:
     machine.copies.begin(ids, copy)
 
 
-@dataclass(frozen=True)
+@record
 class _Copy:
     """`cp.async` of some threads.
 
@@ -324,7 +325,7 @@ def _tensor_load(
     _finish(machine, key, barrier)
 
 
-@dataclass(frozen=True)
+@record
 class _Store:
     """A tensor copy to global memory: the offsets of its elements in shared memory, and where they go."""
 

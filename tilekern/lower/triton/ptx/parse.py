@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from tilekern.ir.records import record
 
 
 class PtxError(Exception):
@@ -29,14 +30,14 @@ class ConflictError(PtxError):
     """Two thread blocks store to one place."""
 
 
-@dataclass(frozen=True)
+@record
 class Register:
     """A register, or a special register as `%tid.x`."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@record
 class Number:
     """A literal: its bits, and how many there are; 0 bits wide is an integer of any width."""
 
@@ -44,21 +45,21 @@ class Number:
     width: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class Symbol:
     """A name of a parameter, of shared memory, or of a label."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@record
 class Vector:
     """Operands in braces."""
 
     parts: tuple[Operand, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Memory:
     """An address in brackets: a base and an offset in bytes; for tensors also coordinates, innermost dim first."""
 
@@ -67,7 +68,7 @@ class Memory:
     coordinates: Vector | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Negated:
     """A predicate behind an exclamation mark."""
 
@@ -77,7 +78,7 @@ class Negated:
 type Operand = Register | Number | Symbol | Vector | Memory | Negated
 
 
-@dataclass(frozen=True)
+@record
 class Instruction:
     """One instruction.
 
@@ -103,7 +104,7 @@ class Instruction:
         return ".".join((self.name, *self.modifiers))
 
 
-@dataclass(frozen=True)
+@record
 class Entry:
     """An entry function.
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilekern.ir.core import Array
+from tilekern.ir.records import record
 from tilekern.lower.triton.ptx.arithmetic import dtype_of
 from tilekern.lower.triton.ptx.machine import SHARED_BASE, WARP, Execute, Machine
 from tilekern.lower.triton.ptx.parse import Instruction, Number, OutsideError, PtxError, Vector
@@ -93,7 +93,7 @@ def _as_tf32(x: Array) -> Array:
     return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
-@dataclass(frozen=True)
+@record
 class _Product:
     """One `wgmma` of one warpgroup.
 

@@ -8,7 +8,6 @@ gathers and scatters, which drop lanes out of bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,10 +17,11 @@ from jax import lax
 from tilekern.ir.analysis.ranges import Interval, digit_interval
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
+from tilekern.ir.records import record
 from tilekern.lower import positions
 
 
-@dataclass(frozen=True)
+@record
 class Batched:
     """A value in all programs of the batch.
 
@@ -36,7 +36,7 @@ class Batched:
     interval: Interval | None = None
 
 
-@dataclass(frozen=True)
+@record
 class GridIndex(Batched):
     """The tile index along a batched axis: the `count` numbers from `base` on."""
 
@@ -45,7 +45,7 @@ class GridIndex(Batched):
     base_interval: Interval | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Window:
     """The elements that the programs of a batch touch along one dim.
 

@@ -9,18 +9,18 @@ limited, so that its tiles stay in the caches and scratch memory does not grow w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Store
+from tilekern.ir.records import record
 from tilekern.lower.xla import calibration
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
 
 
-@dataclass(frozen=True)
+@record
 class Segment:
     """`chunks` times `count` consecutive tiles of an axis, from tile `first` on; the tiles of a chunk are batched."""
 
@@ -29,7 +29,7 @@ class Segment:
     count: int
 
 
-@dataclass(frozen=True)
+@record
 class BatchPlan:
     """The order of the grid's programs, in batches.
 
