@@ -34,13 +34,12 @@ def heads_of_tile(cache: Cache) -> int:
     return max(n for n in range(1, max(1, cache.heads) + 1) if cache.heads % n == 0 and n <= max(1, most))
 
 
-def _parts(cache: Cache, tables: Tables, device: tk.Device) -> int:
-    """So many parts of the keys that all cores have work, where each part may have 512 keys or more.
+def _parts(cache: Cache, tables: Tables, device: tk.Device, heads: int = 1) -> int:
+    """So many parts of the keys that all cores have work. A program has `heads` heads, a part 512 keys or more.
 
     A multiprocessor of a GPU runs four programs, which wait for their loads at different times. A TPU's cores compute
     all programs in turn.
     """
-    heads = heads_of_tile(cache) if device.platform == "cpu" else 1
     programs = tables.lengths.shape[0] * cache.heads // heads
     enough = {"cpu": 16, "tpu": 1}.get(device.platform, 4 * device.cores)
     return max(1, min(tk.cdiv(enough, max(1, programs)), tables.pages.shape[1] * cache.page // 512))
@@ -61,6 +60,11 @@ def _decode(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Dev
     return {"parts": _parts(cache, tables, device)}
 
 
+@decode_op.schedule("cpu:llvm")
+def _decode_llvm(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Device) -> dict[str, int]:
+    return {"parts": _parts(cache, tables, device, heads_of_tile(cache))}
+
+
 @paged_attention_op.schedule("cpu")
 @paged_attention_op.schedule("cuda")
 @paged_attention_op.schedule("tpu")
@@ -77,6 +81,13 @@ def _ragged(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Dev
         "parts": _parts(cache, tables, device),
         "block_q": block_q,
     }
+
+
+@paged_attention_op.schedule("cpu:llvm")
+def _ragged_llvm(query: Any, cache: Cache, tables: Tables, terms: Any, device: tk.Device) -> dict[str, int]:
+    """As elsewhere, but programs of parts have several heads."""
+    blocks = _ragged(query, cache, tables, terms, device)
+    return {**blocks, "parts": _parts(cache, tables, device, heads_of_tile(cache))}
 
 
 @attention_of_tokens.schedule("cpu")
@@ -103,6 +114,12 @@ def _tokens_tpu(query: Any, items: Any, cache: Cache, tables: Any, terms: Any) -
 
 @attention_of_parts.schedule("cpu")
 def _parts_cpu(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
+    """At most a page, of one head."""
+    return {"block_k": keys_of_tile(cache.page, min(cache.page, 256))}
+
+
+@attention_of_parts.schedule("cpu:llvm")
+def _parts_llvm(query: Any, cache: Cache, tables: Any, terms: Any) -> dict[str, int]:
     """At most a page: the keys are read where they lie, whereas several pages are first copied to one tile."""
     heads = heads_of_tile(cache)
     most = max(1, _TILE_BYTES // max(1, 2 * heads * cache.width * cache.keys.dtype.itemsize))

@@ -253,7 +253,7 @@ def _fours(e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, 
 
 
 def _in_order(code: Code, totals: list[Reg], vectors: int, fours: int) -> list[Reg]:
-    """Totals of rows of so many vectors, of which the first `fours` are those of fours: with columns in their order."""
+    """The totals with columns in their order. A row is `vectors` vectors; lanes of the first `fours` lie apart."""
     ordered: list[Reg] = []
     for row in range(0, len(totals), vectors):
         for at in range(row, row + fours, 4):
