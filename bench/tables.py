@@ -106,7 +106,7 @@ def _of_case(title: str, name: str, case: Any, target: str) -> list[Problem]:
 
 
 def _operands(kernel: Instance, case: Any) -> tuple[Any, ...]:
-    """The types of a kernel's operands; the ends of groups are those of the case's random sizes."""
+    """The types of a kernel's operands; `ends` of groups is the case's random array itself."""
     names = [param.name for param in kernel.func().inputs]
     if "ends" not in names:
         return tuple(kernel.types)
@@ -142,7 +142,7 @@ def entries(lines: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 
 def is_row(entry: Entry) -> bool:
-    """True for an entry with a gain over the schedule's own settings; without an estimate of these there is none."""
+    """True for an entry with a gain over the settings of the schedule, which must have an estimate."""
     return entry.default_seconds is not None and entry.default_seconds >= GAIN * entry.seconds
 
 

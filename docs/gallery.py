@@ -1,4 +1,4 @@
-"""Pictures of the library's kernels, for the page that shows all of them: drawn from the small form of a named case."""
+"""Pictures of the library's kernels, for the gallery page: drawn from the small form of a named case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tiles(function: str, case: str) -> Picture:
 
     Args:
       function: its name in `tilekern.kernels`, which is also the name of its folder.
-      case: a name in the folder's `cases.py`. Sizes are those of the case's small form.
+      case: a name in the folder's `cases.py`. The picture has the sizes of the case's small form.
     """
     cases = importlib.import_module(f"tilekern.kernels.{function}.cases").CASES
     (small,) = (c.small() for c in cases if c.name == case)

@@ -99,10 +99,10 @@ def write_pages(
     if cache.values is not None:
         return Pages((put(cache.keys, keys, place), put(cache.values, values, place)), key_scale, value_scale)
     if packed is not None:
-        both = jax.lax.bitcast_convert_type(jnp.stack([keys, values], axis=3), jnp.uint8)
+        interleaved = jax.lax.bitcast_convert_type(jnp.stack([keys, values], axis=3), jnp.uint8)
     else:
-        both = jnp.stack([keys, values], axis=2).reshape(keys.shape[0], -1, keys.shape[2])
-    return Pages(put(cache.keys, both, place), key_scale, value_scale)
+        interleaved = jnp.stack([keys, values], axis=2).reshape(keys.shape[0], -1, keys.shape[2])
+    return Pages(put(cache.keys, interleaved, place), key_scale, value_scale)
 
 
 def copy_pages[ArrayTree](kv_pages: ArrayTree, sources: jax.Array, targets: jax.Array) -> ArrayTree:

@@ -199,7 +199,7 @@ class Body:
         return (self.call.name, target.full_name, bool(self.call.definition.derives)) in table.names
 
     def key(self, target: Target, of_shipped: bool = False) -> Key:
-        """The key of the call in tables of tuned blocks; with `of_shipped` in those that tilekern ships."""
+        """The key of the call in tables of tuned blocks; with `of_shipped` in the tables that tilekern ships."""
         own = self.own_settings(target)
         func = self.trace(self._blocks_of(own)).tracing.func
         derives = bool(self.call.definition.derives)

@@ -11,7 +11,7 @@ from tilekern.errors import ArgumentError, checked
 from tilekern.lang import state
 from tilekern.lang.tiles import describe
 
-# Of JAX's scopes around an equation, those with this prefix are regions. JAX opens scopes of its own, too.
+# A scope of JAX whose name has this prefix is a region. JAX opens scopes of its own, too.
 _PREFIX = "tilekern region: "
 
 

@@ -13,7 +13,7 @@ from tilekern.ir.core import Op
 class NamedRegions:
     """Puts the operations that are emitted for each op under scopes with the names of its regions.
 
-    A fold is emitted in its own regions, and its body inside of these scopes: only regions within the body are added.
+    A fold is emitted in its own regions, its body inside of the fold's scopes: only the body's regions are added.
     """
 
     def __init__(self) -> None:

@@ -70,7 +70,7 @@ class Peak:
 def loop(machine: Machine, dtype: DType) -> str:
     """LLVM IR of `void peak(i64 iterations, ptr operands)`; the sums are stored after both operands.
 
-    For bfloat16 the machine must have products of pairs, or of tiles; for int8 those of fours of x86-64.
+    For bfloat16 the machine must have products of pairs, or of tiles; for int8 the products of four bytes of x86-64.
     """
     if dtype == "bfloat16" and machine.has_bfloat16_tiles:
         return _loop_of_tiles()

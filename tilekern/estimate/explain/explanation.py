@@ -99,8 +99,8 @@ class Explanation:
       settings: blocks and launch options now.
       listings: the block IR, the target's program, and where the compiler shows it the assembly, by these names.
       tiles: the tile of each access of the program in the middle of the grid.
-      regions: the share of each `tk.region` without the regions inside of it, by its path; "" has what is in no region.
-        Empty without an estimate, and for a kernel without regions.
+      regions: the share of each `tk.region` without the regions inside of it, by its path; "" is the share outside
+        of all regions. Empty without an estimate, and for a kernel without regions.
     """
 
     kernel: str

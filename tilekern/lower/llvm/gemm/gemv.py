@@ -279,7 +279,7 @@ def _in_order(code: Code, totals: list[Reg], vectors: int, fours: int) -> list[R
 def _products_of_words(
     e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, widths: _Widths, totals: list[Reg]
 ) -> list[Reg]:
-    """The same plus the products of elements k and k + 1: by words, of what is whole vectors."""
+    """`totals` plus the products of elements k and k + 1; whole vectors of columns are multiplied by words."""
     code, lanes = e.code, e.code.module.machine.lanes
     words = _right_words(e, shape, batch, k, first, [at for at, width in widths if width == lanes])
     left = [_left_word(e, shape, batch, k, r) for r in range(shape.rows)] if words else []

@@ -46,7 +46,7 @@ class Prefetcher:
                     self._e.prefetch(op, (*at[:-1], at[-1].shifted(n)), self._distances[op])
 
     def _loads_of(self, coords: Coords) -> Iterator[tuple[Load, Coords]]:
-        """The loads that an element of the value needs, each once, with the coordinates of what they load."""
+        """The loads that an element of the value needs, each once, with the coordinates of the loaded element."""
         pending, seen = [(self._value, coords)], set[tuple[Value, Coords]]()
         while pending:
             value, at = pending.pop()

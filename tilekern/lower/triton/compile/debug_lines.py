@@ -125,7 +125,7 @@ class _Node:
 
 
 class _DebugInfo:
-    """The nodes of a module, and those that are added."""
+    """The nodes of debug information of a module, and nodes that are added to it."""
 
     def __init__(self, nodes: dict[int, _Node], first: int) -> None:
         self._nodes, self._next = nodes, first
