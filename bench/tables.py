@@ -176,8 +176,10 @@ def _drawback(problem: Problem, best: Settings) -> str:
 
 
 def _is_done(problem: Problem, lines: Sequence[Mapping[str, Any]]) -> bool:
-    key = fields_of(problem.key)
-    return any(key.items() <= line.get("entry", line.get("key", {})).items() for line in lines)
+    """True if a result has the problem's key, and an estimate of the schedule's own settings or a refusal."""
+    key, without = fields_of(problem.key), {"default_seconds": None}
+    records = (line.get("entry", line.get("key", {})) for line in lines)
+    return any(key.items() <= record.items() and not without.items() <= record.items() for record in records)
 
 
 def write(lines: Sequence[Mapping[str, Any]]) -> None:
