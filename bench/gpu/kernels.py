@@ -31,6 +31,7 @@ from tilekern.kernels import (
     rms_norm,
     rope,
     sample,
+    sample_hidden,
     selective_scan,
     softmax,
     swiglu,
@@ -73,6 +74,7 @@ from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
 from tilekern.kernels.rope import reference as rope_reference
 from tilekern.kernels.rope.cases import CASES as ROTATIONS
 from tilekern.kernels.sample.cases import CASES as LOGITS
+from tilekern.kernels.sample.cases import HIDDEN_CASES
 from tilekern.kernels.selective_scan import reference as selective_scan_reference
 from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 from tilekern.kernels.softmax import reference as softmax_reference
@@ -160,6 +162,8 @@ TOKENS = (
     {"tokens": 512, "heads": 2, "groups": 2, "depth": 64, "width": 200},
 )
 # Head widths of the timed cases, with whole tiles: ragged tiles have other masks and copies.
+# Tokens behind a tanh depend on its roundings.
+HIDDENS = tuple(case for case in HIDDEN_CASES if case.softcap is None)
 WHOLE = tuple(
     Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
     for d in (64, 128, 256)
@@ -316,6 +320,17 @@ KERNELS = {
         LOGITS,
         resized(LOGITS, {"rows": 37, "words": 50257}),
         lambda logits, key: 1,
+        dtyped=False,
+    ),
+    "sample_hidden": Kernel(
+        sample_hidden,
+        partial(sample_hidden, target="cpu:xla"),
+        HIDDENS,
+        (
+            *resized(HIDDENS, {"rows": 37, "width": 333, "words": 20011}),
+            replace(HIDDENS[2], name="top_k", rows=37, width=333, words=20011),
+        ),
+        lambda hidden, *unused: hidden.shape[1],
         dtyped=False,
     ),
     "swiglu": Kernel(

@@ -130,11 +130,12 @@ def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
 
 
 @best_of_parts.schedule("cuda")
-def _cuda(operands: Operands, *arguments: Any) -> dict[str, int]:
-    """Few rows: a program has its sums, scores and random bits in registers."""
+def _cuda(operands: Operands, *arguments: Any, device: tk.Device) -> dict[str, int]:
+    """Few rows: a program has its sums, scores and random bits in registers. 64 rows spill with mma alone."""
     rows, width = operands.hidden.shape
     itemsize = operands.hidden.dtype.itemsize
-    block_b, block_v = power_of_two(rows, 32 if itemsize > 2 else 64, 16), 64 if itemsize > 2 else 128
+    most = 64 if itemsize == 2 and device.matrix_unit != "mma" else 32
+    block_b, block_v = power_of_two(rows, most, 16), 64 if itemsize > 2 else 128
     return {"block_b": block_b, "block_v": block_v, "block_d": depth(width, itemsize), "num_warps": 8, "num_stages": 3}
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.checks import as_rows, is_float, lies_in, refusal, require
+from tilekern.kernels.checks import as_rows, is_float, require, softcap_of_scores
 from tilekern.kernels.sample import checks
 from tilekern.kernels.sample.completed import certain_tokens, certain_tokens_of_filters, completed_tokens
 from tilekern.kernels.sample.product import Form, Operands
@@ -84,7 +84,7 @@ def sample_hidden(
       >>> sample_hidden(hidden, embedding, jax.random.key(0), transpose_weight=True, temperature=0.0)
       Array([6, 5], dtype=int32)
     """
-    form = Form(softcap, transpose_weight)
+    form = Form(softcap_of_scores("sample_hidden", softcap), transpose_weight)
     _check_operands(hidden, weight, bias, form)
     batch, vocabulary = hidden.shape[:-1], form.words(weight)
     keys = checks.keys_of_rows("sample_hidden", key, batch)
@@ -124,6 +124,3 @@ def _check_operands(hidden: Any, weight: Any, bias: Any, form: Form) -> None:
         weight=weight,
         **optional,
     )
-    if form.softcap is not None and not lies_in(form.softcap, 1e-30, 1e30):
-        expected = "a number from 1e-30 to 1e30, or None"
-        raise refusal("sample_hidden", "softcap", expected, form.softcap, "None caps nothing")

@@ -105,13 +105,8 @@ def test_a_page_that_is_not_in_the_cache_reads_0() -> None:
 @pytest.mark.parametrize("shape", [(0, 4, 8), (2, 0, 8), (2, 4, 0)])
 def test_calls_without_tokens_heads_or_width(shape: tuple[int, int, int]) -> None:
     tokens, _, width = shape
-    out = index_scores(
-        jnp.ones(shape),
-        jnp.ones(shape[:2]),
-        jnp.ones((3, 4, width)),
-        jnp.ones(tokens, int),
-        jnp.zeros((tokens, 2), int),
-    )
+    cache, lengths, table = jnp.ones((3, 4, width)), jnp.ones(tokens, int), jnp.zeros((tokens, 2), int)
+    out = index_scores(jnp.ones(shape), jnp.ones(shape[:2]), cache, lengths, table)
     np.testing.assert_array_equal(out, np.where(np.arange(8) < 1, 0, -np.inf) + np.zeros((tokens, 1)))
 
 

@@ -25,6 +25,8 @@ from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_contracting_dot, ragged_dot
 from tilekern.kernels.ragged_dot.cases import SCALED_CASES
+from tilekern.kernels.sample import sample_hidden
+from tilekern.kernels.sample.cases import HIDDEN_CASES
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
@@ -71,6 +73,20 @@ ALL += [
     for case in SCALED
     for target in ceilings.TARGETS
     if "e4m3" not in case or target != "cuda:sm_80"  # which has no float8_e4m3fn
+]
+
+# And each kernel of tokens that are drawn from a product. The first pass still spills on sm_100.
+HIDDEN = (
+    "llama3_8b_any:best_of_parts",
+    "llama3_8b:completed_tokens",
+    "qwen2_5_7b:candidates_of_parts",
+    "qwen2_5_7b:tokens_of_candidates",
+)
+ALL += [
+    ("sample", case, "bfloat16", target)
+    for case in HIDDEN
+    for target in ceilings.TARGETS
+    if (case, target) != ("llama3_8b_any:best_of_parts", "cuda:sm_100")
 ]
 
 # Programs that multiply matrices of at least 64 rows; fewer are too few for wgmma.
@@ -166,7 +182,21 @@ def _loss_gradient(case: str, dtype: str, target: str) -> Any:
     return next(lowering for lowering in lowerings if lowering.func.name == f"cross_entropy_{kernel}")
 
 
-GRADIENTS = {"flash_attention": _attention_gradient, "ragged_dot": _grouped_gradient, "cross_entropy": _loss_gradient}
+def _hidden(case: str, dtype: str, target: str) -> Any:
+    """A kernel of a case of `sample_hidden`, "qwen2_5_7b:candidates_of_parts"."""
+    name, kernel = case.split(":")
+    (found,) = (c for c in HIDDEN_CASES if c.name == name)
+    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
+    lowerings = lowerings_of(partial(sample_hidden, **found.keywords), [*arrays], resolve(target))
+    return next(lowering for lowering in lowerings if lowering.func.name == kernel)
+
+
+GRADIENTS = {
+    "flash_attention": _attention_gradient,
+    "ragged_dot": _grouped_gradient,
+    "cross_entropy": _loss_gradient,
+    "sample": _hidden,
+}
 
 
 def check(name: str, case: str, dtype: str, target: str, ceiling: tuple[int, int]) -> None:
