@@ -3,7 +3,8 @@
 `dataclasses` of Python 3.12 compiles six functions for each frozen class, one by one. That was half of the time that
 this package took to import. Here classes share the functions that do not depend on fields, and compile the others at
 once.
-Such a class is a dataclass in all else: `fields`, `replace`, `asdict`, `match` and `copy` take it.
+Such a class is a dataclass in all else: `fields`, `replace`, `asdict`, `match` and `copy` take it. A class that
+inherits from it is a `record`, too: `dataclass(frozen=True)` refuses it.
 """
 
 from __future__ import annotations
