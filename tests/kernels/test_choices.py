@@ -22,6 +22,9 @@ from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.gated_delta_rule.kernel import gated_delta_rule_forward
 from tilekern.kernels.linear_attention.kernel import linear_attention_forward
 from tilekern.kernels.matmul.symmetric import symmetric_matmul_forward
+from tilekern.kernels.mla_attention.arguments import Latents, Scales
+from tilekern.kernels.mla_attention.op import mla_selected_op
+from tilekern.kernels.paged_attention.arguments import Settings, Tables
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 
@@ -53,6 +56,17 @@ def backward(**choices: Any) -> Any:
     )
 
 
+def selected(**choices: Any) -> Any:
+    """Latent attention of five tokens to four keys each, of a cache of 3 pages of 2."""
+    query, cache = Latents(f(5, 2, 8), None), Latents(f(3, 2, 8), None)
+    rows = jnp.asarray([[0, 1, 4, 5], [2, 3, 4, 5], [0, 2, 4, 6], [1, 3, 5, 0], [0, 1, 2, 3]])
+    tables = Tables(jnp.arange(6), jnp.full(5, 4), rows, jnp.full(1, 5))
+    settings = Settings(8**-0.5, None, None)
+    return mla_selected_op(
+        query, cache, tables, Scales(None, None), settings=settings, value_width=6, return_logsumexp=True, **choices
+    )
+
+
 CALLS: Mapping[Any, Any] = {
     causal_conv1d_backward_kernel: partial(
         causal_conv1d_backward_kernel, *CONVOLVED, needs=(True, True, True), activation="silu", block_t=8, block_c=4
@@ -71,6 +85,7 @@ CALLS: Mapping[Any, Any] = {
         block_n=4,
         block_k=4,
     ),
+    mla_selected_op: selected,
     symmetric_matmul_forward: partial(
         symmetric_matmul_forward, f(20, 9), None, scale=1.0, scale_added=0.0, block_m=8, block_k=4
     ),

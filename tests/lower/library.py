@@ -18,7 +18,15 @@ NAMES = tuple(sorted(path.parent.name for path in KERNELS.glob("*/cases.py")))
 # A kernel that writes in place has no derivative; nobody trains through a cache; a token is an integer.
 UNTRAINED = ("adamw_step", "index_scores", "mla_attention", "paged_attention", "sample")
 DIFFERENTIABLE = tuple(name for name in NAMES if name not in UNTRAINED)
-CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
+# A token of temperature 0 is an argmax by XLA, without a kernel.
+CASES = {
+    name: tuple(
+        case
+        for case in importlib.import_module(f"tilekern.kernels.{name}.cases").CASES
+        if getattr(case, "temperature", 1.0) != 0
+    )
+    for name in NAMES
+}
 
 
 def family(name: str, case: str, dtype: str, target: str = "cpu:xla") -> Instance:

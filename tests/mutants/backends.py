@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "llvm: remainders of negative positions are negative",
-        "tilekern/lower/llvm/emit/elements.py",
+        "tilekern/lower/llvm/emit/digits.py",
         'code.select(code.compare("icmp slt", number, 0), wrapped, number)',
         'code.select(code.compare("icmp slt", number, 0), number, number)',
         _LLVM,
