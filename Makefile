@@ -86,7 +86,7 @@ gpu:
 	PYTHONPATH=. exec $$p -m bench.gpu --out $(OUT) $(ARGS)
 
 # No --quiet: it would hide warnings from --strict. The variable turns off the theme's notice that it ends in May 2027.
-docs: .venv/installed-docs
+docs: .venv/installed-test .venv/installed-docs # pages show programs of Triton and LLVM
 	@.venv/bin/python -m docs.generate
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
