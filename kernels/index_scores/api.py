@@ -11,6 +11,7 @@ import tilekern as tk
 from tilekern.authoring import hide_frames, static_int, takes_python_numbers
 from tilekern.kernels.index_scores import checks
 from tilekern.kernels.index_scores.kernel import Places, scores_of_keys
+from tilekern.kernels.paged_attention.checks import scale_of_cache
 from tilekern.kernels.paged_attention.checks import tables as checked_tables
 from tilekern.kernels.paged_attention.op import positions_of
 
@@ -71,7 +72,8 @@ def index_scores(
     keys = checks.keys_of_queries("index_scores", query, head_weights, key_pages)
     tokens = query.shape[0]
     tables = checked_tables("index_scores", tokens, kv_lens, page_indices, cu_q_lens, num_seqs)
-    scale = checks.scale_of_keys("index_scores", key_scale, keys)
+    remedy = "a scale for all, or for each key"
+    scale = scale_of_cache("index_scores", "key_scale", key_scale, [keys.shape[:2]], remedy)
     columns = page_indices.shape[1] * keys.shape[1]
     if 0 in (tokens, columns, kv_lens.size):
         return jnp.full((tokens, columns), -jnp.inf, tk.accumulator(query.dtype))

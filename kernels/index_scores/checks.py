@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from tilekern.authoring import hide_frames
-from tilekern.kernels.checks import as_real, is_float, refusal, require
+from tilekern.kernels.checks import is_float, require
 from tilekern.kernels.paged_attention.checks import QUANTIZED
 
 hide_frames(__file__)
@@ -36,21 +34,3 @@ def keys_of_queries(function: str, query: Any, head_weights: Any, key_pages: Any
         key_pages=key_pages,
     )
     return keys
-
-
-def scale_of_keys(function: str, scale: Any, keys: Any) -> Any:
-    """The scale, float32 of shape [1] or [pages, page]; None if absent.
-
-    Raises:
-      ArgumentError: it is of another shape or dtype.
-    """
-    if scale is None:
-        return None
-    number = as_real(scale)
-    if number is not None:
-        return jnp.full(1, number, jnp.float32)
-    of_keys = keys.shape[:2]
-    if is_float(scale) and scale.shape in ((), (1,), of_keys):
-        return scale.astype(jnp.float32).reshape(scale.shape or 1)
-    expected = f"a number, or floats of shape () or {[*of_keys]}"
-    raise refusal(function, "key_scale", expected, scale, "a scale for all, or for each key")

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.paged_attention.reference import reference_places
+
 
 def reference(
     query: jax.Array,
@@ -23,19 +25,13 @@ def reference(
     """The result of `index_scores`, computed in `dtype`; None stands for float32, or float64 for float64 queries."""
     wide = dtype or jnp.promote_types(query.dtype, jnp.float32)
     tokens, (pages, page) = query.shape[0], key_pages.shape[:2]
-    kv_lens, page_indices = jnp.asarray(kv_lens), jnp.asarray(page_indices)
-    sequences = kv_lens.shape[0]
-    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
-    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
-    t = jnp.arange(tokens)[:, None]
-    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & (jnp.arange(sequences) < count)
-    s = of_sequence.argmax(axis=1)
-    position = jnp.where(of_sequence.any(axis=1), jnp.arange(tokens) - starts[s + 1] + kv_lens[s], -1)
-    sees = jnp.arange(page_indices.shape[1] * page) <= position[:, None]
+    page_indices = jnp.asarray(page_indices)
+    sequence, position = reference_places(tokens, kv_lens, cu_q_lens, num_seqs)
+    sees = (sequence >= 0)[:, None] & (jnp.arange(page_indices.shape[1] * page) <= position[:, None])
 
     scale = jnp.asarray(1.0 if key_scale is None else key_scale, wide)
     keys = key_pages.reshape(pages, page, -1).astype(wide) * (scale[..., None] if scale.ndim == 2 else scale)
-    table = page_indices[s]
+    table = page_indices[sequence]
     inside = (table >= 0) & (table < pages)
     tiles = jnp.where(inside[..., None, None], keys[jnp.where(inside, table, 0)], 0).reshape(tokens, -1, keys.shape[2])
     products = jnp.einsum("tjd,tnd->tjn", query.astype(wide), jnp.where(sees[..., None], tiles, 0))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import jax.numpy as jnp
-
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.checks import as_real, is_float, is_integer, refusal
 from tilekern.kernels.mla_attention.arguments import Latents, Scales
-from tilekern.kernels.paged_attention.checks import QUANTIZED
+from tilekern.kernels.paged_attention.checks import QUANTIZED, scale_of_cache
 
 hide_frames(__file__)
 
@@ -128,13 +126,4 @@ def _described(arrays: Any) -> str:
 
 
 def _scale(function: str, name: str, scale: Any, cache: Latents) -> Any:
-    if scale is None:
-        return None
-    number = as_real(scale)
-    if number is not None:
-        return jnp.full(1, number, jnp.float32)
-    of_keys = cache.latent.shape[:2]
-    if is_float(scale) and scale.shape in ((), (1,), of_keys):
-        return scale.astype(jnp.float32).reshape(scale.shape or 1)
-    expected = f"a number, or floats of shape () or {[*of_keys]}"
-    raise refusal(function, name, expected, scale, "a scale for all, or for each key")
+    return scale_of_cache(function, name, scale, [cache.latent.shape[:2]], "a scale for all, or for each key")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tilekern.kernels.mla_attention.arguments import LatentPages, Latents
 from tilekern.kernels.paged_attention.reference import reference as paged_reference
+from tilekern.kernels.paged_attention.reference import reference_places
 from tilekern.kernels.paged_attention.reference import write_reference as paged_write_reference
 
 
@@ -63,18 +64,13 @@ def _of_selected(
 ) -> Any:
     """The attention of each token to the keys at `selected` positions that it sees, in the dtype of the pair."""
     kv_lens, page_indices, cu_q_lens, num_seqs = tables
-    kv_lens, page_indices, selected = (jnp.asarray(x) for x in (kv_lens, page_indices, selected))
+    page_indices, selected = jnp.asarray(page_indices), jnp.asarray(selected)
     keys, values = (x.reshape(-1, x.shape[-1]) for x in pair)
-    (tokens, _, _), sequences, (pages, page) = query.shape, kv_lens.shape[0], pair[0].shape[:2]
-    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
-    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
-    t = jnp.arange(tokens)[:, None]
-    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & (jnp.arange(sequences) < count)
-    s = of_sequence.argmax(axis=1)[:, None]
-    position = t - starts[s + 1] + kv_lens[s]
-    sees = of_sequence.any(axis=1)[:, None] & (selected >= 0) & (selected <= position)
+    pages, page = pair[0].shape[:2]
+    sequence, position = reference_places(query.shape[0], kv_lens, cu_q_lens, num_seqs)
+    sees = (sequence >= 0)[:, None] & (selected >= 0) & (selected <= position[:, None])
     sees &= selected < page_indices.shape[1] * page
-    number = page_indices[s, jnp.where(sees, selected // page, 0)]
+    number = page_indices[sequence[:, None], jnp.where(sees, selected // page, 0)]
     in_cache = (sees & (number >= 0) & (number < pages))[..., None]
     row = jnp.where(in_cache[..., 0], number * page + selected % page, 0)
 

@@ -193,17 +193,26 @@ def terms(function: str, query: Any, pages: Cache, key_scale: Any, value_scale: 
     return Terms(of_keys, of_values, sinks_of_heads(function, sinks, query.shape[1]))
 
 
-def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:
+def scale_of_cache(function: str, name: str, scale: Any, shapes: Sequence[tuple[int, ...]], remedy: str) -> Any:
+    """A scale of cached numbers as float32, of one of the shapes, or of shape [1] for all; None if absent.
+
+    Raises:
+      ArgumentError: it is of another shape or dtype; `remedy` says what there may be.
+    """
     if scale is None:
         return None
     number = as_real(scale)
     if number is not None:
         return jnp.full(1, number, jnp.float32)
-    shapes = (), (1,), (pages.heads,), (*pages.keys.shape[:2], pages.heads)
-    if is_float(scale) and scale.shape in shapes:
+    if is_float(scale) and scale.shape in ((), (1,), *shapes):
         return scale.astype(jnp.float32).reshape(scale.shape or 1)
-    expected = f"a number, or floats of shape (), [{pages.heads}] or {[*shapes[-1]]}"
-    raise refusal(function, name, expected, scale, "a scale for all, for each head, or for each head of each key")
+    *first, last = "()", *(str([*shape]) for shape in shapes)
+    raise refusal(function, name, f"a number, or floats of shape {', '.join(first)} or {last}", scale, remedy)
+
+
+def _scale(function: str, name: str, scale: Any, pages: Cache) -> Any:
+    shapes = (pages.heads,), (*pages.keys.shape[:2], pages.heads)
+    return scale_of_cache(function, name, scale, shapes, "a scale for all, for each head, or for each head of each key")
 
 
 def _holds(query: Any, pages: Any, packed: str | None) -> bool:

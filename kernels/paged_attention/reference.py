@@ -55,13 +55,7 @@ def reference(
     wide = dtype or jnp.promote_types(query.dtype, jnp.float32)
     keys, values = _keys_and_values(kv_pages, cache_dtype)
     (tokens, heads, width), page = query.shape, keys.shape[1]
-    starts = jnp.arange(tokens + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
-    count = kv_lens.shape[0] if num_seqs is None else jnp.asarray(num_seqs).reshape(())
-    exists = jnp.arange(kv_lens.shape[0]) < count
-    t = jnp.arange(tokens)[:, None]
-    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & exists
-    sequence = jnp.where(of_sequence.any(axis=1), of_sequence.argmax(axis=1), -1)
-    position = jnp.arange(tokens) - starts[sequence + 1] + kv_lens[sequence]
+    sequence, position = reference_places(tokens, kv_lens, cu_q_lens, num_seqs)
     number = jnp.arange(page_indices.shape[1] * page)
     attends = (sequence >= 0)[:, None] & (number <= position[:, None])
     if window is not None:
@@ -113,19 +107,13 @@ def write_reference(
     keys, values = cast(Sequence[jax.Array], kv_pages if is_pair else (kv_pages, kv_pages))
     pages, page = keys.shape[:2]
     stored_dtype = keys.dtype if cache_dtype is None else jnp.dtype(cache_dtype)
-    tokens, sequences = new_keys.shape[0], kv_lens.shape[0]
-    kv_lens, page_indices = jnp.asarray(kv_lens), jnp.asarray(page_indices)
-    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
-    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
-    t = jnp.arange(tokens)[:, None]
-    of_sequence = (t >= starts[:-1]) & (t < starts[1:]) & (jnp.arange(sequences) < count)
-    s = of_sequence.argmax(axis=1)
-    position = jnp.arange(tokens) - starts[s + 1] + kv_lens[s]
-    exists = of_sequence.any(axis=1) & (position >= 0) & (position < page_indices.shape[1] * page)
+    tokens, page_indices = new_keys.shape[0], jnp.asarray(page_indices)
+    sequence, position = reference_places(tokens, kv_lens, cu_q_lens, num_seqs)
+    exists = (sequence >= 0) & (position >= 0) & (position < page_indices.shape[1] * page)
     if theta is not None or frequencies is not None:
         rotation: dict[str, Any] = {"theta": theta or 10000.0, "frequencies": frequencies, "interleaved": interleaved}
         new_keys = rope_reference(new_keys[None], jnp.maximum(position, 0)[None], **rotation)[0]
-    number = page_indices[s, jnp.clip(position // page, 0, page_indices.shape[1] - 1)]
+    number = page_indices[sequence, jnp.clip(position // page, 0, page_indices.shape[1] - 1)]
     here = (number == jnp.arange(pages)[:, None, None]) & (position % page == jnp.arange(page)[:, None]) & exists
 
     def placed(pool: jax.Array, rows: jax.Array) -> jax.Array:
@@ -149,10 +137,26 @@ def write_reference(
     if is_pair:
         return Pages((placed(keys, of_keys), placed(values, of_values)), key_scale, value_scale)
     if cache_dtype is not None:
-        both = jax.lax.bitcast_convert_type(jnp.stack([of_keys, of_values], axis=3), jnp.uint8)
+        pairs = jax.lax.bitcast_convert_type(jnp.stack([of_keys, of_values], axis=3), jnp.uint8)
     else:
-        both = jnp.stack([of_keys, of_values], axis=2).reshape(tokens, -1, of_keys.shape[2])
-    return Pages(placed(keys, both), key_scale, value_scale)
+        pairs = jnp.stack([of_keys, of_values], axis=2).reshape(tokens, -1, of_keys.shape[2])
+    return Pages(placed(keys, pairs), key_scale, value_scale)
+
+
+def reference_places(
+    tokens: int, kv_lens: Any, cu_q_lens: Any | None, num_seqs: Any | None
+) -> tuple[jax.Array, jax.Array]:
+    """Integers [T] twice: the sequence of each token, -1 for none, and the token's place among its sequence's keys.
+
+    Each token looks through all sequences. The place of a token of no sequence has no meaning.
+    """
+    kv_lens = jnp.asarray(kv_lens)
+    sequences, t = kv_lens.shape[0], jnp.arange(tokens)
+    starts = jnp.arange(sequences + 1) if cu_q_lens is None else jnp.asarray(cu_q_lens)
+    count = sequences if num_seqs is None else jnp.asarray(num_seqs).reshape(())
+    of_sequence = (t[:, None] >= starts[:-1]) & (t[:, None] < starts[1:]) & (jnp.arange(sequences) < count)
+    sequence = jnp.where(of_sequence.any(axis=1), of_sequence.argmax(axis=1), -1)
+    return sequence, t - starts[sequence + 1] + kv_lens[sequence]
 
 
 def _keys_and_values(kv_pages: Any, cache_dtype: str | None) -> Sequence[jax.Array]:
