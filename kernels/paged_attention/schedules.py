@@ -30,8 +30,8 @@ def heads_of_tile(cache: Cache) -> int:
     A head alone is a few hundred bytes of each key, which lie in pages of the system of their own.
     """
     bytes_of_head = 2 * min(cache.page, _LEAST_KEYS) * cache.width * cache.keys.dtype.itemsize
-    most = max(1, _TILE_BYTES // max(1, bytes_of_head))
-    return max(n for n in range(1, max(1, cache.heads) + 1) if cache.heads % n == 0 and n <= max(1, most))
+    most = _TILE_BYTES // max(1, bytes_of_head)
+    return max((n for n in range(1, cache.heads + 1) if cache.heads % n == 0 and n <= most), default=1)
 
 
 def _parts(cache: Cache, tables: Tables, device: tk.Device, heads: int = 1) -> int:
