@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
+from itertools import chain, zip_longest
 
 from tilekern.errors import ArgumentError
 from tilekern.ir.compute import Dot
@@ -86,11 +86,9 @@ def _of_emitter(emitter: str, stream: Iterator[Settings]) -> Iterator[Settings]:
 
 
 def _in_turns(streams: Sequence[Iterator[Settings]]) -> Iterator[Settings]:
-    """The first of each stream, the second of each, and so on (the recipe `roundrobin` of itertools)."""
-    turns = map(iter, streams)
-    for remaining in range(len(streams), 0, -1):
-        turns = cycle(islice(turns, remaining))
-        yield from map(next, turns)
+    """The first settings of each stream, the second of each, and so on, as long as any stream has some."""
+    for turn in zip_longest(*streams):
+        yield from (settings for settings in turn if settings is not None)
 
 
 def emitters(func: Func, target: Target) -> tuple[str, ...]:
