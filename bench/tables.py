@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.texts import function_of
 from tilekern.errors import TilekernError
 from tilekern.kernel.composite import called
 from tilekern.kernel.instance import Instance
@@ -92,12 +93,11 @@ def problems(names: Sequence[str], targets: Sequence[str]) -> Iterator[Problem]:
 
 def _of_case(title: str, name: str, case: Any, target: str) -> list[Problem]:
     """The kernels of a case, with the blocks of their schedules; none if the target refuses the case."""
-    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
     arrays = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
     resolved = target_of(target)
     try:
         with Tuned(shipped=False):
-            jaxpr = jax.make_jaxpr(partial(function, **getattr(case, "keywords", {})))(*arrays)
+            jaxpr = jax.make_jaxpr(function_of(name, case))(*arrays)
             kernels = [kernel for kernel, _ in called(jaxpr, resolved) if kernel.tuning is not None]
         return [Problem(title, target, k, _key(k, target), _operands(k, case)) for k in kernels]
     except TilekernError as error:
@@ -188,10 +188,10 @@ def write(lines: Sequence[Mapping[str, Any]]) -> None:
         file = shipped_file(target)
         file.parent.mkdir(exist_ok=True)
         file.unlink(missing_ok=True)
-        every = [entry for entry in entries(lines) if entry.key.target.partition("+")[0] == target]
-        if rows := tuple(filter(is_row, every)):
+        of_target = [entry for entry in entries(lines) if entry.key.target.partition("+")[0] == target]
+        if rows := tuple(filter(is_row, of_target)):
             Tuned(rows).save(file)
-        print(f"{file.name}: {len(rows)} rows of {len(every)} results")
+        print(f"{file.name}: {len(rows)} rows of {len(of_target)} results")
 
 
 def tuned_rows(target: str) -> tuple[Entry, ...]:

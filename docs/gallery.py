@@ -10,7 +10,7 @@ import jax
 
 import tilekern.kernels
 from tilekern.ir.picture import Picture, picture
-from tilekern.kernel.primitive import calls_in
+from tilekern.kernel.composite import called
 from tilekern.lower.target import TARGETS
 
 _TARGET = TARGETS["cuda:sm_90"]
@@ -29,6 +29,5 @@ def tiles(function: str, case: str) -> Picture:
     keywords: dict[str, Any] = getattr(small, "keywords", {})
     arrays = jax.eval_shape(partial(small.arrays, dtype="float32"), jax.random.key(0))
     call = partial(getattr(tilekern.kernels, function), **keywords)
-    family, operands = calls_in(jax.make_jaxpr(call)(*arrays))[0]
-    kernel, _ = next(iter(family.kernels(_TARGET, operands)))
-    return picture(kernel.func(_TARGET))
+    kernel, target = called(jax.make_jaxpr(call)(*arrays), _TARGET)[0]
+    return picture(kernel.func(target))
