@@ -161,9 +161,9 @@ TOKENS = (
     {"tokens": 333, "heads": 4, "groups": 2, "depth": 128, "width": 128},
     {"tokens": 512, "heads": 2, "groups": 2, "depth": 64, "width": 200},
 )
-# Head widths of the timed cases, with whole tiles: ragged tiles have other masks and copies.
 # Tokens behind a tanh depend on its roundings.
 HIDDENS = tuple(case for case in HIDDEN_CASES if case.softcap is None)
+# Head widths of the timed cases, with whole tiles: ragged tiles have other masks and copies.
 WHOLE = tuple(
     Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
     for d in (64, 128, 256)
