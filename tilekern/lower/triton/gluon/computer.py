@@ -49,7 +49,6 @@ class Computer(Emitter):
             for columns in self._layouts.columns:
                 self.writer.line(layouts.definition(columns, self._plan.cluster))
             self._products.begin()
-            self._rings.begin()
             with self._rounds.groups():
                 self._rounds.set_program("number")
                 self.emit_block(self.func.body)

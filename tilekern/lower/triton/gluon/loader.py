@@ -41,10 +41,8 @@ class Loader(Emitter):
 
     def run(self) -> None:
         """Emit the body."""
-        with self.scope():
-            self._rings.begin()
-            with self._rounds.groups():
-                self.emit_block(self.func.body)
+        with self.scope(), self._rounds.groups():
+            self.emit_block(self.func.body)
         self.writer.prune()
 
     def _operands(self, op: Op) -> list[Expr]:

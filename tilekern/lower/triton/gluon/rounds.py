@@ -39,6 +39,7 @@ class Rounds:
         Blocks take groups in turn. With an order from the longest to the shortest the direction alternates, so that
         no block gets the longer group of every round.
         """
+        self._rings.begin()
         line, fresh = self._emitter.writer.line, self._emitter.names.fresh
         place, turn, number = fresh("place"), fresh("round"), fresh("group")
         total, width = self._group.blocks, WIDTH
