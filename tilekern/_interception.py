@@ -174,7 +174,7 @@ def _own() -> list[_Attributes | _Codes]:
     """One `_Attributes` for each module of `_MODULES` and each class in it, then one `_Codes` for all their functions.
 
     The attributes are the functions that a module defines, and all functions of a public module, whose names users
-    write. The `_Codes` has the Python functions among them, and those that they wrap, as jitted functions do.
+    write. The `_Codes` has the Python functions among them, and the functions that they wrap, as jitted ones do.
     """
     attributes: list[_Attributes] = []
     functions: dict[int, FunctionType] = {}

@@ -111,7 +111,7 @@ def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
 
 @completed_tokens.schedule("cuda")
 def _cuda(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
-    """Many lanes, so that candidates suffice for `top_k` and `top_p`; 4 warps of them spill."""
+    """Many lanes, so that candidates suffice for `top_k` and `top_p`; with 4 warps their registers spill."""
     block_v = power_of_two(form.words(operands.weight), 256)
     block_d = depth(operands.hidden.shape[1], operands.hidden.dtype.itemsize)
     return {"block_v": block_v, "block_d": block_d, "num_warps": 8}

@@ -63,8 +63,8 @@ def _tuned(options: argparse.Namespace, types: Any, target: str | None, request:
     function, statics = arguments.function(options.function), arguments.statics(options.static)
     if isinstance(function, Kernel):
         reference = arguments.function(options.reference) if options.reference else None
-        given = {"target": target, "budget": request.budget}
-        return function.tune(*types, **given, reference=reference, gradient=options.gradient, **statics)
+        limits = {"target": target, "budget": request.budget}
+        return function.tune(*types, **limits, reference=reference, gradient=options.gradient, **statics)
     if options.reference or options.gradient:
         raise ArgumentError(
             f"{options.function} is no kernel",

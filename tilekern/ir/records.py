@@ -52,8 +52,8 @@ def _compiled(cls: type[Any], eq: bool) -> dict[str, Any]:
     text = _init_text(cls, fields, globals_)
     if eq:
         values = "".join(f"self.{f.name}, " for f in fields if f.compare)
-        others = values.replace("self.", "other.")
-        text += f"def __eq__(self, other):\n if other.__class__ is self.__class__:\n  return ({values}) == ({others})\n"
+        theirs = values.replace("self.", "other.")
+        text += f"def __eq__(self, other):\n if other.__class__ is self.__class__:\n  return ({values}) == ({theirs})\n"
         text += f" return NotImplemented\ndef __hash__(self):\n return hash(({values}))\n"
     methods: dict[str, Any] = {}
     exec(text, globals_, methods)

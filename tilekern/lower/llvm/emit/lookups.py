@@ -171,8 +171,8 @@ def _function(op: Op, functions: dict[Value, _Function], splats: dict[Value, Arr
         sources = [functions[v] for v in op.operands if v in functions]
         leaves = {source.leaf for source in sources}
         if len(leaves) == 1 and all(v in functions or v in splats for v in op.operands):
-            every = [functions[v].results if v in functions else np.full(256, splats[v]) for v in op.operands]
-            return _Function(leaves.pop(), op.evaluate(*every), 1 + sum(source.ops for source in sources))
+            operands = [functions[v].results if v in functions else np.full(256, splats[v]) for v in op.operands]
+            return _Function(leaves.pop(), op.evaluate(*operands), 1 + sum(source.ops for source in sources))
     if tile.shape and tile.dtype.itemsize == 1 and tile.dtype != BOOL:
         return _Function(op.result, np.arange(256, dtype=np.uint8).view(tile.dtype), 0)
     return None
