@@ -174,7 +174,7 @@ def softmax_by_default(x: Any, out: Any, *, rows: tk.Block = 128) -> None:
 
 
 @tk.op(out_type=lambda x: x)
-def both(x: Any) -> Any:
+def sum_of_softmaxes(x: Any) -> Any:
     return softmax_of_rows(x) + softmax_by_default(x * 2)
 
 
@@ -186,6 +186,6 @@ def test_kernels_of_an_op_have_the_blocks_of_the_model_as_alone(target: str) -> 
         kernel.trace(x, target=target).lower(target).ir.axes[0].block
         for kernel in (softmax_of_rows, softmax_by_default)
     ]
-    for stage in (both.trace(x).lower(target), both.trace(x, target=target)):
+    for stage in (sum_of_softmaxes.trace(x).lower(target), sum_of_softmaxes.trace(x, target=target)):
         assert [kernel.ir.axes[0].block for kernel in stage.kernels] == alone
     assert alone[1] < 128  # the model replaces the default, in an op, too
