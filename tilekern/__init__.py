@@ -37,8 +37,8 @@ from tilekern.lang.regions import region
 from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
 from tilekern.lower.backend import Device
-from tilekern.lower.device import device
 from tilekern.lower.resources import Resources
+from tilekern.lower.target import device
 
 if TYPE_CHECKING:
     from tilekern.nn.patching import patch

@@ -12,9 +12,8 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import refused
 from tilekern.errors import TargetError
-from tilekern.lower.device import device_of
 from tilekern.lower.mosaic.chip import CHIPS as TPUS
-from tilekern.lower.target import TARGETS
+from tilekern.lower.target import TARGETS, device_of
 from tilekern.lower.triton.chip import CHIPS as GPUS
 
 

@@ -19,8 +19,7 @@ from tilekern.kernel.signature import Signature, select
 from tilekern.kernel.symbols import with_sizes
 from tilekern.kernel.tuned import Tuned
 from tilekern.lang.tiles import describe
-from tilekern.lower.device import device_of
-from tilekern.lower.target import DEFAULT, TARGETS, Target, on_platform
+from tilekern.lower.target import DEFAULT, TARGETS, Target, device_of, on_platform
 
 Schedule = Callable[..., Mapping[str, Tunable]]
 

@@ -1,12 +1,12 @@
-"""The one list of backends and their targets, the names that users write, and the target of a call."""
+"""The one list of backends and their targets, the names that users write, the target of a call, and its device."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-from tilekern.errors import ArgumentError, TargetError
-from tilekern.lower.backend import Backend, Target
+from tilekern.errors import ArgumentError, TargetError, checked
+from tilekern.lower.backend import Backend, Device, Target
 from tilekern.lower.llvm.backend import BACKEND as LLVM
 from tilekern.lower.mosaic import backend as mosaic
 from tilekern.lower.triton.backend import BACKEND as TRITON
@@ -179,3 +179,24 @@ def _targets_of(emitter: str) -> str:
     """The targets that have an emitter, as the end of a sentence; "" if there is none."""
     names = [target.name for target in TARGETS.values() if emitter in target.emitters]
     return f"; {emitter!r} is for {', '.join(names)}" if names else ""
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def device_of(target: Target) -> Device:
+    """The record of the machine of a target."""
+    return backend_of(target).device(target)
+
+
+@checked
+def device(target: str) -> Device:
+    """The record of the machine that a target names, for schedules.
+
+    Args:
+      target: "cpu", "cpu:xla", "cpu:llvm", "cuda:sm_90", "tpu:v5e" or another target.
+
+    Raises:
+      tilekern.errors.TargetError: there is no such target.
+    """
+    return device_of(resolve(target))

@@ -14,8 +14,7 @@ from tilekern.kernel.choice import Tunable
 from tilekern.kernel.signature import Signature
 from tilekern.lang.tiles import describe
 from tilekern.lower.backend import OPEN
-from tilekern.lower.device import device_of
-from tilekern.lower.target import Target
+from tilekern.lower.target import Target, device_of
 
 type Settings = Mapping[str, Tunable]
 

@@ -21,8 +21,7 @@ from tilekern.kernels.flash_attention.backward import flash_attention_backward_k
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.ragged_dot.cases import Case, ScaledCase
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
-from tilekern.lower.device import device_of
-from tilekern.lower.target import resolve
+from tilekern.lower.target import device_of, resolve
 from tilekern.lower.triton.gluon.choice import pays
 from tilekern.lower.triton.lowering import TritonLowering
 
