@@ -71,17 +71,17 @@ class Chunk:
 
     @property
     def query(self) -> jax.Array:
-        """[C, K]."""
+        """The queries of the tokens, [C, K]."""
         return self.arrays.query[self.b, self.t, self.g]
 
     @property
     def key(self) -> jax.Array:
-        """[C, K]."""
+        """The keys of the tokens, [C, K]."""
         return self.arrays.key[self.b, self.t, self.g]
 
     @property
     def value(self) -> jax.Array:
-        """[C, V]."""
+        """The values of the tokens, [C, block_v]."""
         return self.arrays.value[self.b, self.t, self.h, self.j]
 
     def of_tokens(self, array: tk.Ref) -> jax.Array:
@@ -162,7 +162,10 @@ def over_chunks_of_stacks(
 def _fold(
     arrays: Arrays, chunk: Callable[..., jax.Array], b: Any, h: Any, j: tk.Tile, lead: tuple[int, ...], block_t: int
 ) -> None:
-    """Fold `chunk` over all tokens, from the initial state [*lead, K, V] of the heads `h` to their final state."""
+    """Run `state = chunk(t, state)` for each tile t of block_t tokens; store the last state to final_state[b, h, :, j].
+
+    The first state is initial_state[b, h, :, j], or zeros [*lead, K, block_v].
+    """
     depth, tokens, initial = arrays.key.shape[3], arrays.value.shape[1], arrays.initial_state
     start = tk.zeros((*lead, depth, j), arrays.wide) if initial is None else initial[b, h, :, j].astype(arrays.wide)
     arrays.final_state[b, h, :, j] = tk.fold(tk.serial(tokens, block_t), chunk, start)

@@ -58,11 +58,11 @@ def bounded(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, axis: i
     """
     least = _LEAST_WIDE if log_decays.dtype == jnp.float64 else _LEAST
     log_decays = jnp.maximum(log_decays, least)
-    first = first_of_run(t, segment_ids, b)
-    if first is None:
+    begins = begins_new_sequence(t, segment_ids, b)
+    if begins is None:
         return log_decays
     other_axes = [d for d in range(log_decays.ndim) if d != axis]
-    return jnp.where(jnp.expand_dims(first, other_axes), least, log_decays)
+    return jnp.where(jnp.expand_dims(begins, other_axes), least, log_decays)
 
 
 def _subtracted(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -171,10 +171,15 @@ def as_runs(segment_ids: Any) -> Any:
     return library.cumsum(changes, axis=1, dtype=np.int32)
 
 
-def first_of_run(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:
-    """bool[C]: True for tokens of chunk t that begin a packed sequence, but the first one; None without `segment_ids`.
+def begins_new_sequence(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:
+    """bool[C]: True for tokens of chunk t whose id differs from the id of the token before; None without `segment_ids`.
 
-    `segment_ids` is the ref, b the sequence. Tokens past the end are False.
+    Example: the ids [5, 5, 9, 5] give [False, False, True, True]. Tokens past the end are False.
+
+    Args:
+      t: the chunk of tokens.
+      segment_ids: the ref int[B, T], or None.
+      b: the number of the sequence.
     """
     if segment_ids is None:
         return None

@@ -111,8 +111,11 @@ class Scores:
         return tk.dot(left, right.T, precision=precision)
 
     def load_queries(self, array: Any, i: tk.Tile) -> jax.Array:
-        """A tile of query, or of an array like it; zeros for queries past the length."""
-        ref, index = self._of_heads(array, i)
+        """Tile i of an array like query, [queries, H]; zeros for queries past the length.
+
+        With `heads`, [queries x heads, H].
+        """
+        ref, index = self._rows_of_queries(array, i)
         if self.extras.q_lengths is None:
             tile = ref[index]
         else:
@@ -122,7 +125,7 @@ class Scores:
 
     def store_queries(self, array: Any, i: tk.Tile, value: jax.Array) -> None:
         """Store a tile of an array like query, or a number for each of its rows."""
-        ref, index = self._of_heads(array, i)
+        ref, index = self._rows_of_queries(array, i)
         ref[index] = value if self.heads is None else value.reshape(i.size, self.heads[2].size, *value.shape[1:])
 
     def of_heads(self, vector: Any, i: tk.Tile) -> Any:
@@ -133,15 +136,15 @@ class Scores:
         numbers = vector.at[tk.ds(first, count)][r]
         return jnp.broadcast_to(numbers[None, :], (i.size, r.size)).reshape(-1)
 
-    def _of_heads(self, array: Any, i: tk.Tile) -> tuple[Any, tuple[Any, ...]]:
-        """(an array like query or a view of the array, the index of a tile of its rows)."""
+    def _rows_of_queries(self, array: Any, i: tk.Tile) -> tuple[Any, tuple[Any, ...]]:
+        """(view, index) of tile i of an array like query: view[index] is [queries, H], or [queries, heads, H]."""
         if self.heads is None:
             return array, (self.b, i, self.n)
         first, count, r = self.heads
         return array.at[self.b, :, tk.ds(first, count)], (i, r)
 
     def load_keys(self, array: Any, j: tk.Tile, g: Any) -> jax.Array:
-        """A tile of key or value; zeros for keys past the length."""
+        """Tile j of key or value, [keys, H]; zeros for keys past the length."""
         if self.extras.kv_lengths is None:
             return array[self.b, j, g]
         return array.load((self.b, j, g), mask=(j.indices < self.extras.kv_lengths[self.b])[:, None])
@@ -159,7 +162,7 @@ class Scores:
         return values
 
     def own_terms(self, i: tk.Tile, j: tk.Tile) -> list[Any]:
-        """The tile of each term."""
+        """The tiles of `terms`, for the arrays that the scores depend on."""
         return self.terms(i, j, self.extras.bias, self.carried_leaves)
 
     def transform(self, i: tk.Tile, j: tk.Tile) -> Callable[..., jax.Array]:
@@ -267,7 +270,7 @@ class Scores:
         return mask.among(attends, TilePairs(self, i, j))
 
     def drop_weights(self, i: tk.Tile, j: tk.Tile, weights: jax.Array) -> jax.Array:
-        """Weights after dropout."""
+        """Weights of a tile after dropout; without dropout as they are."""
         rate = self.config.dropout_rate
         if not rate:
             return weights

@@ -28,7 +28,10 @@ class Case:
     by_channel: bool = False
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
-        """Random query, unit keys, value, beta between 0 and 1; log decays in float32, -0.1 on average."""
+        """(query, key, value, beta, log decays): random, keys of length 1; beta from 0 to 1 and log decays in float32.
+
+        Log decays are -0.1 on average, exponentially distributed.
+        """
         for_query, for_key, for_value, for_beta, for_decay = jax.random.split(key, 5)
         shape = (self.batch, self.tokens, self.groups, self.depth)
         query = jax.random.normal(for_query, shape, dtype) / max(self.depth, 1) ** 0.5

@@ -24,7 +24,10 @@ class Case:
     width: int
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Random query, key and value, standard normal, keys of length 1; log decays in float32, -0.1 on average."""
+        """(query, key, value, log decays): normal numbers in `dtype`, keys about 1 long; float32[batch, tokens, heads].
+
+        Log decays are -0.1 on average, exponentially distributed.
+        """
         for_query, for_key, for_value, for_decay = jax.random.split(key, 4)
         shape = (self.batch, self.tokens, self.groups, self.depth)
         query, keys = (jax.random.normal(k, shape, dtype) for k in (for_query, for_key))

@@ -52,7 +52,7 @@ def _tangent(primals: Any, tangents: Any, transpose_rhs: bool, out_dtype: Any) -
 
     def add(lhs_scale: Any, rhs: Any, rhs_scale: Any, dtype: Any) -> None:
         left = lhs if lhs_scale is None else dequantize(lhs, lhs_scale, dtype)
-        right = _whole(rhs, rhs_scale, transpose_rhs)
+        right = _dequantized(rhs, rhs_scale, transpose_rhs)
         moved = product(left.astype(dtype), right.astype(dtype), transpose_rhs=transpose_rhs)
         parts.append(moved.astype(out_dtype))
 
@@ -66,8 +66,8 @@ def _tangent(primals: Any, tangents: Any, transpose_rhs: bool, out_dtype: Any) -
     return functools.reduce(jnp.add, parts) if parts else None
 
 
-def _whole(rhs: Any, rhs_scale: Any, transpose_rhs: bool) -> jax.Array:
-    """The matrix times its scales, in the order of dims of rhs."""
+def _dequantized(rhs: Any, rhs_scale: Any, transpose_rhs: bool) -> jax.Array:
+    """The matrix rhs[0] times its scales, [K, N], or [N, K] with `transpose_rhs`, in float32; rhs[0] without scales."""
     if rhs_scale is None:
         return rhs[0]
     return dequantize(rhs, rhs_scale.mT if transpose_rhs else rhs_scale)[0]
@@ -89,7 +89,7 @@ def _transpose(
     if rhs_scale is not None and rhs_scale.shape[2] > 1 and by_out.shape[1] // rhs_scale.shape[2] < LEAST:
         if rhs_scale.shape[1] > 1:
             # Blocks of few columns would make products of as few terms.
-            matrix = _whole(rhs, rhs_scale, transpose_rhs).astype(by_out.dtype)
+            matrix = _dequantized(rhs, rhs_scale, transpose_rhs).astype(by_out.dtype)
             by_lhs = product(by_out, matrix, transpose_rhs=not transpose_rhs)
             return {"lhs": by_lhs if lhs_scale is None else dequantize(by_lhs, lhs_scale, lhs.dtype)}
         by_out, rhs_scale = dequantize(by_out, rhs_scale[0], by_out.dtype), None

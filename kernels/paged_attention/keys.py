@@ -35,7 +35,7 @@ class Softmax(NamedTuple):
     weighted: Any
 
     def result(self) -> tuple[Any, jax.Array]:
-        """The values [G, R, Hv], and the logsumexp [G, R], a natural logarithm; 0 and -inf of no keys."""
+        """(values [G, R, Hv], logsumexp [G, R], a natural logarithm); for no keys (0, -inf)."""
         total = jnp.where(self.total == 0, 1, self.total)[..., None]
 
         def divided(weighted: jax.Array) -> jax.Array:
@@ -184,7 +184,7 @@ class PagedKeys(ABC):
 
     @property
     def factor(self) -> float:
-        """What dot products are multiplied by: without a bound of the scores, one factor serves scale and units."""
+        """The factor of dot products: scale · log2(e), which gives units of ln 2; with a softcap the scale alone."""
         return self.settings.scale * (LOG2_E if self.settings.softcap is None else 1.0)
 
     @property
@@ -264,7 +264,9 @@ class Keys(PagedKeys):
         keys, values = self.cache
         if self.settings.cache_dtype is not None:
             pairs = self._tile(keys, places, self.heads)
-            return halves(pairs, self.settings.cache_dtype, 0), partial(halves, pairs, self.settings.cache_dtype, 1)
+            return four_bits_of(pairs, self.settings.cache_dtype, 0), partial(
+                four_bits_of, pairs, self.settings.cache_dtype, 1
+            )
         if values is None and self.g.size == 1:
             pairs = keys.at[:, :, self.g * 2]
             loaded = self._tile(pairs, places, 0), self._tile(pairs, places, 1)
@@ -314,11 +316,11 @@ def places_of_tile(pages: Any, s: Any, j: tk.Tile, page: int, block_p: int) -> l
     return [(pages[s, j.index * count + n], slice(None)) for n in range(count)]
 
 
-def halves(pairs: jax.Array, dtype: str, half: int) -> jax.Array:
-    """The 4-bit numbers [...] in the low (0) or high (1) halves of bytes [...]."""
+def four_bits_of(pairs: jax.Array, dtype: str, half: int) -> jax.Array:
+    """The numbers [...] of a 4-bit `dtype` in the low (0) or high (1) halves of bytes [...]: (0x3F, "int4", 1) -> 3."""
     return jax.lax.index_in_dim(jax.lax.bitcast_convert_type(pairs, dtype), half, axis=-1, keepdims=False)
 
 
 def joined(tiles: Sequence[jax.Array]) -> jax.Array:
-    """Tiles one after the other along their first dim, keys; a tile of several pages [n, page, ...] as it is."""
+    """The tiles, concatenated along their first dim. A single tile stays as it is, also if it is [n, page, ...]."""
     return tiles[0] if len(tiles) == 1 else jnp.concatenate(tiles)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
-from tilekern.kernels.recurrences import first_of_run
+from tilekern.kernels.recurrences import begins_new_sequence
 
 
 def _out_type(
@@ -53,7 +53,7 @@ def rg_lru_forward(
         square = -jnp.expm1(2 * log_a)
         factor = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
         decays = jnp.exp(log_a)
-        first = first_of_run(t, segment_ids, b)
+        first = begins_new_sequence(t, segment_ids, b)
         if first is not None:
             decays = jnp.where(first[:, None], 0, decays)
         if not scale_first:

@@ -51,9 +51,9 @@ def candidates_of_parts(
     Args:
       operands: of the logits.
       penalties: of the logits, or None.
-      tokens: of each lane of each part, those with the largest logits.
+      tokens: for each lane of each part, its two tokens with the largest logits.
       keys: the logits of `tokens` by `ordered`; `LEAST` where a lane has fewer tokens.
-      dropped: the largest key of the part's other tokens; `LEAST` if there is none.
+      dropped: the largest key of the part's tokens that are not in `tokens`; `LEAST` if there is none.
       form: of the logits.
       parts: of the vocabulary, of equal size up to a tile.
       block_b: rows of a tile.
@@ -138,14 +138,14 @@ def _holds_all(row: Row, rates: Rates, dropped: jax.Array) -> jax.Array:
 
 @candidates_of_parts.schedule("cpu")
 def _cpu(operands: Operands, *arguments: Any) -> dict[str, int]:
-    """A tile of candidates in the first-level cache."""
+    """Blocks whose tile of candidates, [block_b, 128] int32, is in the first-level cache."""
     rows, width = operands.hidden.shape
     return {"block_b": even(rows, 16), "block_d": even(width, 512)}
 
 
 @candidates_of_parts.schedule("cuda")
 def _cuda(operands: Operands, *arguments: Any) -> dict[str, int]:
-    """Few rows: a program has its sums and six tiles of candidates in registers."""
+    """Blocks of few rows: a program has its sums and six tiles of candidates in registers."""
     rows, width = operands.hidden.shape
     block_d = depth(width, operands.hidden.dtype.itemsize)
     return {"block_b": power_of_two(rows, 32, 16), "block_d": block_d, "num_warps": 8, "num_stages": 3}
@@ -153,7 +153,10 @@ def _cuda(operands: Operands, *arguments: Any) -> dict[str, int]:
 
 @candidates_of_parts.schedule("tpu")
 def _tpu(operands: Operands, *arguments: Any) -> dict[str, int]:
-    """Whole columns of the weight where two buffers of them take a fourth of the vector memory."""
+    """Blocks with the whole inner dim if 128 columns of the weight take at most 8 MiB, else 2048 elements of it.
+
+    Two buffers of 8 MiB fill a fourth of the vector memory.
+    """
     rows, width = operands.hidden.shape
     whole = width * LANES * operands.hidden.dtype.itemsize <= 8 << 20
     return {"block_b": tiled(rows, 128, 128), "block_d": max(1, width) if whole else tiled(width, 2048, 128)}

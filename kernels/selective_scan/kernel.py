@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
-from tilekern.kernels.recurrences import first_of_run
+from tilekern.kernels.recurrences import begins_new_sequence
 
 
 def _out_type(
@@ -58,7 +58,7 @@ def selective_scan_forward(
         steps = jnp.where(t.valid[:, None], steps, 0)
         inputs = x[i, t, j].astype(wide)
         decays = jnp.exp2(steps[:, None, :] * rates)
-        first = first_of_run(t, segment_ids, i)
+        first = begins_new_sequence(t, segment_ids, i)
         if first is not None:
             decays = jnp.where(first[:, None, None], 0, decays)
         added = (steps * inputs)[:, None, :] * b[i, t].astype(wide)[:, :, None]
