@@ -89,7 +89,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """The settings at the place of the call."""
+    """`Settings` with the values that JAX has at the place of the call."""
     config = cast(Any, jax.config)
     x64 = bool(config.jax_enable_x64)
     promotion = config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion
@@ -126,7 +126,7 @@ def tracing_under(settings: Settings) -> Generator[None]:
 
 
 def emits[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """A function that emits code, traced under JAX's defaults: the user wants no checks of the compiler's own code."""
+    """Decorator of a function that emits code: it runs under JAX's defaults, no user wants checks of our code."""
 
     @wraps(function)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
@@ -148,7 +148,7 @@ def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Ja
 
 def of_jaxpr(jaxpr: Jaxpr, name: str) -> Callable[..., list[Any]]:
     """A jaxpr of `make_jaxpr` as a function of flat operands. NumPy arrays that the jaxpr closes over are copied."""
-    constants = [kept(array) for array in jaxpr.consts]
+    constants = [snapshot(array) for array in jaxpr.consts]
 
     def run(*operands: Any) -> list[Any]:
         return cast(Any, jax.core).eval_jaxpr(cast(Any, jaxpr).jaxpr, constants, *operands)
@@ -157,13 +157,13 @@ def of_jaxpr(jaxpr: Jaxpr, name: str) -> Callable[..., list[Any]]:
     return run
 
 
-def kept(array: Any) -> Any:
-    """An array that stays as it is: a copy of a NumPy array, to which its owner may write; other arrays themselves."""
+def snapshot(array: Any) -> Any:
+    """An array that nobody writes to: a copy of a NumPy array; an array of JAX itself."""
     return np.array(cast(Any, array)) if isinstance(array, np.ndarray) else array
 
 
 def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr, with other constants."""
+    """The results of a jaxpr for `operands`, with `consts` in the place of its own constants."""
     return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands)
 
 
@@ -187,7 +187,7 @@ class Cache[K, V](dict[K, V]):
         super().__setitem__(key, value)
 
     def cache_clear(self) -> None:
-        """For `jax.clear_caches`."""
+        """Remove all entries. `jax.clear_caches` calls this name."""
         self.clear()
 
 
@@ -221,7 +221,7 @@ def jvp_of(eqn: JaxprEqn) -> tuple[Jaxpr, list[int | None]]:
 
 
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
-    """The numbers of constants and carries of a `scan`; all later operands are sliced per iteration."""
+    """(number of constants, number of carries) of a `scan`; all later operands are sliced per iteration."""
     constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
     return len(list(constants)), len(list(carries))
 
@@ -248,7 +248,7 @@ def is_live(value: Any) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """True if `value` is an array of JAX or NumPy, concrete or traced."""
+    """True for an array of JAX or NumPy, concrete or traced, and for a number of NumPy."""
     has_type = hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
     # NumPy's scalar types, and the module jax.numpy, have these attributes, too.
     return has_type and not isinstance(value, (type, ModuleType))

@@ -99,7 +99,14 @@ def at_line_of(error: BaseException) -> Generator[None]:
 
 
 def is_array(value: object) -> bool:
-    """True for arrays of JAX or NumPy, concrete or traced."""
+    """True for an array of JAX or NumPy, concrete or traced, and for a number of NumPy.
+
+    Example:
+      >>> import numpy as np
+      >>> from tilekern.authoring import is_array
+      >>> is_array(np.ones(3)), is_array(np.float32(1)), is_array(1.0), is_array([1.0])
+      (True, True, False, False)
+    """
     return _jax.is_array(value)
 
 
@@ -117,7 +124,7 @@ def is_divided(value: Any) -> bool:
 
 
 def type_beside(shaped: Any, value: Any) -> jax.ShapeDtypeStruct:
-    """The type of an array that varies over the same manual axes of a mesh as `value` does.
+    """The type of an array like `shaped` that varies over the same manual axes of a mesh as `value` does.
 
     Args:
       shaped: has its shape and dtype.

@@ -60,7 +60,10 @@ def check_elementwise(name: str, jaxprs: Sequence[Jaxpr], arguments: str = "its 
 
 
 def ends_in_product(closed: Jaxpr) -> bool:
-    """True if the result may be a product, which a compiler could fuse with a subtraction that follows."""
+    """True unless the last operation of a function is one of `_NO_PRODUCTS`, such as `add` or `max`.
+
+    Then a compiler may fuse the product with a subtraction that follows. False for a function that returns an input.
+    """
     equations: dict[Any, JaxprEqn] = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
     eqn = equations.get(closed.jaxpr.outvars[0])
     return eqn is not None and eqn.primitive.name not in _NO_PRODUCTS
@@ -80,7 +83,7 @@ class _Trace:
         self.outer: source.Loc | None = None
 
     def run(self, jaxpr: Any, consts: Sequence[_Kind], kinds: Sequence[Any]) -> list[Any]:
-        """The kinds of the results."""
+        """The kinds of the results of a jaxpr, from the kinds of its constants and of its inputs."""
         kind_of: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *kinds], strict=True))
         for eqn in jaxpr.eqns:
             operands = [self._of_literal(v) if hasattr(v, "val") else kind_of[v] for v in eqn.invars]
@@ -103,12 +106,13 @@ class _Trace:
         if name == "concatenate" and "tile" in operands and eqn.params["dimension"] >= 2:
             return ["tile"]  # the indices of a gather
         if name in _READS and operands[0] != "tile":
-            return ["tile" if "tile" in operands else self._made(eqn.outvars[0])]
+            return ["tile" if "tile" in operands else self._of_own(eqn.outvars[0])]
         if "tile" in operands or any(k == "number" and _size(v) > 1 for k, v in zip(operands, eqn.invars, strict=True)):
             raise self.wrong(f"`{name}`, which mixes the elements of a tile", self.outer or _jax.user_loc(eqn))
-        return [self._made(v) for v in eqn.outvars]
+        return [self._of_own(v) for v in eqn.outvars]
 
-    def _made(self, var: Any) -> _Kind:
+    def _of_own(self, var: Any) -> _Kind:
+        """The kind of an array that the function makes by itself; notes its shape in `sizes`."""
         self.sizes.append(_shape(var))
         return "array" if _size(var) > 1 else "number"
 
@@ -141,7 +145,7 @@ class _Trace:
 
 
 def _inner(eqn: JaxprEqn) -> list[Any]:
-    """The jaxprs of an equation, without jaxprs of rules for derivatives."""
+    """The jaxprs that an equation runs: bodies, branches and conditions, but no rules for derivatives."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "cond_jaxpr", "body_jaxpr")
     jaxprs: list[Any] = []
     for name in names:
@@ -159,7 +163,7 @@ def _size(var: Any) -> int:
 
 
 def _keeps_dims(eqn: JaxprEqn) -> bool:
-    """True if the first dims of a tile stay where they are."""
+    """True if a `broadcast_in_dim` keeps dim n of a tile as dim n: [T, 1] -> [T, S], or [T, S] -> [T, S, 2]."""
     rank = len(_shape(eqn.invars[0]))
     return rank >= 2 and tuple(eqn.params["broadcast_dimensions"]) == tuple(range(rank))
 

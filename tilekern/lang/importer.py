@@ -136,7 +136,7 @@ class Importer(Emitter):
             numbers = np.asarray(array)
             if numbers.size and numbers.tobytes() == numbers.flat[:1].tobytes() * numbers.size:
                 return self.one(splat(numbers.flat[0], tile, loc=self.loc))
-            return self.one(Constant(array=_jax.kept(numbers), shape=tile.shape, loc=self.loc))
+            return self.one(Constant(array=_jax.snapshot(numbers), shape=tile.shape, loc=self.loc))
         for earlier, earlier_param in self.captured:
             if earlier is array:
                 return self._load_whole(earlier_param)

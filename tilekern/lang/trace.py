@@ -132,7 +132,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     _check_hoists(func)
     check_loads(func)
     verify(func)
-    return Tracing(func, tuple(_jax.kept(array) for array, _ in importer.captured))
+    return Tracing(func, tuple(_jax.snapshot(array) for array, _ in importer.captured))
 
 
 def _check_hoists(func: Func) -> None:
