@@ -32,7 +32,7 @@ OK, WRONG, BAD_INPUT, NOTHING_PROVED = range(4)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command of the command line `arguments`, and return the exit code."""
+    """Run a command line. Returns the exit code of the command, 2 for a refusal, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m tilekern",
         description="Show, explain, tune, check and fuzz tile kernels.",

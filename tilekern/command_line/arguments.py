@@ -84,7 +84,9 @@ def _from_file(path: Path) -> Any:
 
 
 def types(text: str) -> tuple[jax.ShapeDtypeStruct | None, ...]:
-    """The types of arrays as the IR writes them: `f32[128,64], bf16[64], i32[]`; None for an argument that is left out.
+    """The types of arrays in a text, written as in the IR: "f32[128,64], None, i32[]" has two types and None.
+
+    None stands for an argument that is left out.
 
     Raises:
       ArgumentError: the text is no list of types.
@@ -139,5 +141,5 @@ def statics(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def names(text: str | None) -> list[str] | None:
-    """Names with commas between them; None for none."""
+    """The names in a text: "a, b" -> ["a", "b"]; None for None."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

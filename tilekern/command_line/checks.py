@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check a kernel, print the report, and return the exit code."""
+    """Check a kernel and print the report. Exit code: 0, 1 if a result is wrong, 3 if no target can run here."""
     if options.devices:
         jax.config.update("jax_num_cpu_devices", options.devices)
     kernel = arguments.function(options.function)

@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Explain each kernel on each target, and return the exit code."""
+    """Explain each kernel on each target. Exit code: 0, or 2 if all targets refuse."""
     kernel, types = arguments.function(options.function), arguments.types(options.shapes)
     targets, extents = arguments.names(options.target) or [], _extents(options.extent)
     if not targets or not options.budget >= 0:

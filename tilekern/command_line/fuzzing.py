@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fuzz, or only draw programs; print the tally, and return the exit code."""
+    """Fuzz, or only draw programs, and print the tally. Exit code: 0, or 1 if the fuzzer found a fault."""
     if options.coverage is not None:
         tally = drawn(options.coverage)
         print("\n".join([str(tally), *(f"missing: {cell}" for cell in tally.missing)]))  # noqa: T201

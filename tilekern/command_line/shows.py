@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the requested view of each kernel, and return the exit code."""
+    """Print the requested view of each kernel. Exit code: 0."""
     kernel, types = arguments.function(options.function), arguments.types(options.shapes)
     view = options.what or ("text" if options.target else "ir")
     with jax.enable_x64(arguments.has_64_bits(types)):

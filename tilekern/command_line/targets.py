@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table of targets, and return the exit code."""
+    """Print the table of targets. Exit code: 0."""
     supports = [support(target) for target in TARGETS.values()]
     if options.json:
         print(json.dumps([asdict(s) for s in supports]))  # noqa: T201

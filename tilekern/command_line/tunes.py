@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tune on each target, and return the exit code."""
+    """Tune on each target, print the results, and save them with `--out`. Exit code: 0."""
     budget, types = check_budget(options.budget), arguments.types(options.shapes)
     names = arguments.names(options.target) or [None]
     requests = [Request(target_of(name), budget) for name in names]
@@ -83,7 +83,7 @@ def _tuned(options: argparse.Namespace, types: Any, target: str | None, request:
 
 
 def run_files(options: argparse.Namespace) -> int:
-    """Merge files, or say how two differ: then the exit code is 1."""
+    """Merge files, or print how two files differ. Exit code: 0, or 1 if they differ."""
     tables = [tuned.tuned(file) for file in options.files]
     if options.action == "diff":
         return _differ(options.files, tables)
