@@ -22,7 +22,7 @@ _UNKNOWN = 64
 
 
 def before_exact_cast(x: Value, rewriter: Rewriter, dtype: DType) -> Value:
-    """The value that x was cast from, if the cast changes no number and is none to `dtype`; else x."""
+    """The value y of x = convert(y), to bfloat16 or float16, if the cast changes no number; else, or for `dtype`, x."""
     op = rewriter.definition(x)
     if not isinstance(op, Convert) or op.dtype not in _BITS or op.dtype == dtype:
         return x
@@ -30,10 +30,10 @@ def before_exact_cast(x: Value, rewriter: Rewriter, dtype: DType) -> Value:
 
 
 def _significant_bits(x: Value, rewriter: Rewriter, scaled: bool = False) -> int:
-    """A bound of the binary digits from the first to the last that is not 0, of the numbers that x may have.
+    """The most significant bits that a number of x may have: 8 for int8 and uint8, `_UNKNOWN` if nothing is proved.
 
-    Numbers with few are integers of 8 bits at most, or such an integer divided or multiplied by a small power of two:
-    once, so that the power stays small. In an operand of such a product (`scaled`), no further product counts.
+    Significant bits are the binary digits from the first 1 to the last 1. A product with a small power of two has as
+    many as the other factor. Only one product counts, so that the power stays small: `scaled` is True for its factor.
     """
     dtype, op = x.tile.dtype, rewriter.definition(x)
     bits = dtype.itemsize * 8 if kind_of(dtype) in ("signed", "unsigned") and dtype.itemsize == 1 else _UNKNOWN
@@ -52,7 +52,7 @@ def _significant_bits(x: Value, rewriter: Rewriter, scaled: bool = False) -> int
 
 
 def _times(op: Elementwise, side: int, rewriter: Rewriter) -> int:
-    """The bound for an operand `side` that is a splat: a mask of bits, or a power of two."""
+    """The significant bits of `y & mask` or `y * 2^p`, where operand `side` is the splat, else `_UNKNOWN`."""
     splat = splat_of(op.operands[side], rewriter)
     if splat is None:
         return _UNKNOWN

@@ -39,7 +39,7 @@ class PrintedValue:
     offset: int
 
     def read(self, address: int) -> Any:
-        """A copy of the tile at an address; a number if it has no dims."""
+        """A copy of the tile at `address + offset`; a number if it has no dims."""
         count = int(np.prod(self.shape))
         if not count:
             return np.zeros(self.shape, self.dtype)
@@ -63,7 +63,7 @@ class Message:
         return json.dumps({"format": self.format, "values": values, "options": options}).encode()
 
     def text(self, address: int) -> str:
-        """The line to print, for values at an address."""
+        """The message without a newline: format "x = {}" and float32 1.0 at the address -> "x = 1.0"."""
         with np.printoptions(**self.options):
             return self.format.format(*(value.read(address) for value in self.values))
 

@@ -150,7 +150,15 @@ class _BlockAnalysis:
         return min(padded_bytes(value.tile.shape, value.tile.dtype), RELOADED_BYTES)
 
     def _mark_reused(self, op: Op, ancestries: Sequence[_Ancestry], before: _Ancestry) -> None:
-        """Mark the operands that precede a barrier or shift which another operand of the op follows."""
+        """Mark the operands that wait for another operand, which is computed from them by a barrier or shift.
+
+        Example: in `sub x, broadcast(max(x))`, x waits for its maximum.
+
+        Args:
+          op: the op.
+          ancestries: the ancestry of each operand.
+          before: the union of the ancestries.
+        """
         last = max(before.dots, default=-1)
         for v, ancestry in zip(op.operands, ancestries, strict=True):
             if v in before.reduced:
@@ -175,7 +183,7 @@ class _BlockAnalysis:
                 self._mark(operand, value_bytes(operand, producer, self.kernel))
 
     def _mark_whole(self, op: Op, before: _Ancestry) -> None:
-        """Mark the values that an op needs or makes as a whole."""
+        """Mark the operands and results that exist as a whole; `before` is the union of the operands' ancestries."""
         if isinstance(op, Dot):
             lhs = op.operands[0]
             streams = is_one_column_pass(op, self.kernel.chip) and lhs not in self.dot_results and lhs.tile.dtype != F32
@@ -230,6 +238,7 @@ class _BlockAnalysis:
         return op is not None and not isinstance(op, REPEATED)
 
     def _ancestry_of(self, op: Op, n: int, before: _Ancestry) -> _Ancestry:
+        """The ancestry of the results of op number `n`; `before` is the union of the operands' ancestries."""
         tiles = before.tiles.union(v for v in op.operands if self._reuse_bytes(v))
         if isinstance(op, BARRIERS):
             over = op.dims if isinstance(op, Reduce) else (op.dim,) if isinstance(op, ArgReduce) else ()

@@ -60,14 +60,14 @@ class Barrier:
 # --- branches and bar.sync ---
 
 
-def _branch(machine: Machine, instruction: Instruction, ids: Array) -> Any:
+def _branch(machine: Machine, instruction: Instruction, ids: Array) -> list[tuple[int, Array]]:
     (label,) = instruction.operands
     assert isinstance(label, Symbol)
     return [(machine.entry.labels[label.name], ids)]
 
 
-def _branch_by_table(machine: Machine, instruction: Instruction, ids: Array) -> Any:
-    """`brx.idx`: to the label of a number."""
+def _branch_by_table(machine: Machine, instruction: Instruction, ids: Array) -> list[tuple[int, Array]]:
+    """`brx.idx`: (address, threads) for each label of the table whose number a thread holds."""
     number, table = instruction.operands
     assert isinstance(table, Symbol)
     labels = machine.entry.targets[table.name]
@@ -77,7 +77,7 @@ def _branch_by_table(machine: Machine, instruction: Instruction, ids: Array) -> 
     return [(machine.entry.labels[labels[n]], ids[numbers == n]) for n in np.unique(numbers)]
 
 
-def _end(machine: Machine, instruction: Instruction, ids: Array) -> Any:
+def _end(machine: Machine, instruction: Instruction, ids: Array) -> list[tuple[int, Array]]:
     return []
 
 
@@ -85,8 +85,12 @@ def _trap(machine: Machine, instruction: Instruction, ids: Array) -> Any:
     raise PtxError("the program traps")
 
 
-def _barrier(machine: Machine, instruction: Instruction, ids: Array) -> Any:
-    """`bar.sync`: threads wait until the operand's number of threads, by default all of the block, have arrived."""
+def _barrier(machine: Machine, instruction: Instruction, ids: Array) -> list[tuple[int, Array]] | None:
+    """`bar.sync`: threads wait until the operand's number of threads, by default all of the block, have arrived.
+
+    Returns:
+      None if all threads of the launch arrive at once; else the (address, threads) that go on, none if all wait.
+    """
     operands = instruction.operands
     if ids is machine.all and len(operands) < 2:
         if machine.races is not None:
@@ -122,7 +126,7 @@ def _init(machine: Machine, instruction: Instruction, ids: Array) -> None:
 
 
 def _keys(machine: Machine, where: Any, ids: Array, first: bool = False) -> list[tuple[int, int]]:
-    """For each thread the block and the address of an mbarrier; `first`: it is initialized."""
+    """For each thread (block, address) of an mbarrier. `first` is True for the instruction that initializes it."""
     addresses = machine.addresses(where, ids)
     places = machine.places_in_shared(addresses, ids, 8)
     if machine.races is not None:
@@ -169,7 +173,10 @@ def _finish(machine: Machine, key: tuple[int, int], barrier: Barrier) -> None:
 
 
 def _try_wait(machine: Machine, instruction: Instruction, ids: Array) -> Any:
-    """`mbarrier.try_wait.parity`: True if the phase of a parity has ended. Other threads try again later."""
+    """`mbarrier.try_wait.parity`: writes True for threads whose phase, named by its parity, has ended; others wait.
+
+    `test_wait` writes False for the others, and no thread waits.
+    """
     into, where, parity = instruction.operands[:3]
     keys, parities = _keys(machine, where, ids), machine.read(parity, ids, 32) & 1
     for key in dict.fromkeys(keys):

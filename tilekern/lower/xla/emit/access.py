@@ -248,7 +248,7 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
 
 
 def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int | None, rank: int) -> jax.Array:
-    """A scalar, or the vector of a gather, reshaped to the dims of the batch and of the access."""
+    """int32[*axes, *1 for each dim of the access]: a scalar position, or the vector of a gather along dim `lane`."""
     batched = env[value]
     array = jnp.asarray(batched.array, jnp.int32)
     leading = [array.shape[batched.axes.index(a)] if a in batched.axes else 1 for a in axes]

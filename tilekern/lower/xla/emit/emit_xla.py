@@ -242,7 +242,7 @@ class FoldEmitter:
         emitter.bind(op.results, state[1], self._axes)
 
     def _bounds(self, start: Batched, stop: Batched) -> tuple[Any, Any]:
-        """The first tile and the tile behind the last, as ints where they are known."""
+        """(first tile, tile after the last) of bounds in elements: an int for a known bound, else an int32 tracer."""
         first, last = (b.interval.low if b.interval and b.interval.known else b.array for b in (start, stop))
         return tile_range(first, last, self._op.axis)
 
