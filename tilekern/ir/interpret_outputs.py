@@ -78,7 +78,11 @@ class Output:
         self._updates.append((program, kind, flat, values))
 
     def finish(self, func: Func) -> Array:
-        """The array, once every program has run."""
+        """The array in its shape, after all programs: makes the atomic updates.
+
+        Raises:
+          UnwrittenError: no program stored an element that must be stored.
+        """
         if self._updates:
             self.data = _updated(self.data, sorted(self._updates, key=lambda update: update[0]))
         if not self._must_store:

@@ -94,13 +94,13 @@ def picture(func: Func, program: Sequence[int] | None = None) -> Picture:
     if not runs:
         return Picture(_svg(func, (), f"Grid of {_grid_of(func)} programs."))
     own = tuple(touches(func, chosen))
-    every = (*own, *(touch for other in _others(func, chosen) for touch in touches(func, other)))
+    every = (*own, *(touch for other in _along_each_axis(func, chosen) for touch in touches(func, other)))
     arrays = [_drawn(param, extents, own, every) for param, extents in _arrays(every)]
     return Picture(_svg(func, arrays, _caption(func, chosen)))
 
 
-def _others(func: Func, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The programs that differ from one along one axis, which together have all tiles along each dim."""
+def _along_each_axis(func: Func, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The programs that differ from `chosen` along one axis: (1, 0) of 2 × 2 -> (0, 0), (1, 0), (1, 0), (1, 1)."""
     for number, axis in enumerate(func.axes):
         for tile in range(axis.tiles if axis.tiles <= LONGEST else 0):
             yield (*chosen[:number], tile, *chosen[number + 1 :])

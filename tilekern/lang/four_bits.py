@@ -80,7 +80,7 @@ def check_allowed(eqn: JaxprEqn) -> None:
 
 
 def narrowed(emit: Emitter, x: Value, dtype: DType) -> Value:
-    """Cast to 4 bits: integers wrap around, floats saturate, NaN becomes 0."""
+    """Numbers of 4 bits, in the wider dtype: integers wrap around, floats saturate, NaN becomes 0."""
     if kind_of(dtype) == "float":
         return _rounded(emit, x)
     wide = FOUR_BITS[dtype]
@@ -92,7 +92,7 @@ def narrowed(emit: Emitter, x: Value, dtype: DType) -> Value:
 
 
 def _rounded(emit: Emitter, x: Value) -> Value:
-    """Round to nearest even in E2M1, whose numbers are multiples of 0.5 below 2, of 1 below 4, and of 2 up to 6."""
+    """x rounded to nearest even in E2M1, as float32: multiples of 0.5 below 2, of 1 below 4, of 2 up to 6."""
     wide = x if x.tile.dtype == DTYPES["f64"] else emit.convert(x, F32)
 
     def number(value: float) -> Value:
@@ -121,13 +121,14 @@ def _with_sign(emit: Emitter, size: Value, negative: Value) -> Value:
 
 
 def _low(emit: Emitter, x: Value) -> Value:
-    """Low 4 bits of each byte, sign-extended if the bytes are signed."""
+    """The low 4 bits of each byte, sign-extended if the bytes are signed: 0x3F -> 15 in uint8, -1 in int8."""
     four = emit.splat(4, x.tile)
     right = "shift_right_arithmetic" if x.tile.dtype == I8 else "shift_right_logical"
     return emit.elementwise(right, emit.elementwise("shift_left", x, four), four)
 
 
 def _high(emit: Emitter, x: Value) -> Value:
+    """The high 4 bits of each byte, sign-extended if the bytes are signed: 0xF3 -> 15 in uint8, -1 in int8."""
     right = "shift_right_arithmetic" if x.tile.dtype == I8 else "shift_right_logical"
     return emit.elementwise(right, x, emit.splat(4, x.tile))
 
@@ -163,7 +164,7 @@ def bitcast(emit: Emitter, eqn: JaxprEqn, x: Value) -> Value:
 
 
 def load(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> Value:
-    """Load the bytes that hold an access, and unpack its numbers."""
+    """The numbers of an access, in the wider dtype; loads the bytes that hold them."""
     access: Access = eqn.params["access"]
     dtype, last = np.dtype(eqn.params["dtype"]), access.dims[-1]
     if eqn.params["filled"]:
@@ -178,7 +179,7 @@ def load(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> Value:
 
 
 def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType) -> None:
-    """Write whole bytes of two numbers each."""
+    """Store a tile of numbers as bytes of two numbers each."""
     access: Access = eqn.params["access"]
     ref, value, *positions = operands
     if eqn.params["masked"]:
@@ -225,7 +226,7 @@ def _refused(ref: Value, dtype: DType, got: str, fix: str) -> IndexingError:
 
 
 def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
-    """Slice [first, last) along the last dim."""
+    """x[..., first:last]."""
     *outer, size = x.tile.shape
     if (first, last) == (0, size):
         return x
@@ -234,7 +235,7 @@ def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
 
 
 def _unpacked(emit: Emitter, packed: Value, dtype: DType) -> Value:
-    """Unpack bytes to numbers in their wider dtype; the last dim becomes twice as long."""
+    """The numbers [..., 2 n] in bytes [..., n], in the wider dtype of `FOUR_BITS`."""
     *outer, size = packed.tile.shape
     codes = _side_by_side(emit, _codes(emit, packed, dtype))
     codes = emit.op(Reshape, codes, shape=(*outer, 2 * size))
@@ -254,7 +255,7 @@ def _side_by_side(emit: Emitter, halves: Sequence[Value]) -> Value:
 
 
 def _decoded(emit: Emitter, codes: Value) -> Value:
-    """Decode E2M1 codes to numbers."""
+    """The float32 numbers of E2M1 codes: 3 -> 1.5, 11 -> -1.5, 7 -> 6.0."""
     wide = emit.convert(codes, I32)
 
     def number(value: int) -> Value:
@@ -268,7 +269,7 @@ def _decoded(emit: Emitter, codes: Value) -> Value:
 
 
 def _packed(emit: Emitter, x: Value, dtype: DType) -> Value:
-    """Pack two neighbours along the last dim into each byte; an odd length is padded with 0."""
+    """uint8[..., ceil(n / 2)] of numbers [..., n]: pairs, the first number in the low half; 0 is added to an odd n."""
     codes = _encoded(emit, x) if kind_of(dtype) == "float" else x
     codes = codes if codes.tile.dtype == U8 else emit.op(Bitcast, codes, dtype=U8)
     *outer, size = codes.tile.shape
@@ -285,7 +286,10 @@ def _packed(emit: Emitter, x: Value, dtype: DType) -> Value:
 
 
 def _encoded(emit: Emitter, x: Value) -> Value:
-    """Encode E2M1 numbers. Their doubled magnitudes are the integers 0, 1, 2, 3, 4, 6, 8 and 12."""
+    """The uint8 codes of E2M1 numbers: 1.5 -> 3, -1.5 -> 11, 6.0 -> 7.
+
+    The doubled magnitudes of all numbers are the integers 0, 1, 2, 3, 4, 6, 8 and 12.
+    """
     size = emit.elementwise("abs", x)
     doubled = emit.convert(emit.elementwise("mul", size, emit.splat(2.0, size.tile)), I32)
     code = emit.elementwise("min", doubled, emit.splat(4, doubled.tile))

@@ -258,7 +258,7 @@ class _Lanes:
             case Dot():
                 return _product(op, facts)
             case _:
-                return _along_others(op, facts)
+                return _beside_own(op, facts)
 
     def _compared(self, op: Op) -> _Fact:
         """The fact of a comparison of the positions of lanes with the extent, or with 0."""
@@ -415,8 +415,14 @@ def _own_pairs(pairs: tuple[Sequence[int], Sequence[int]], facts: Sequence[_Fact
     return [n for n, pair in enumerate(sides) if _pointwise(pair).own is not None]
 
 
-def _along_others(op: Op, facts: Sequence[_Fact]) -> _Fact:
-    """The fact of an op that combines or moves lanes along other dims than the own dim."""
+def _beside_own(op: Op, facts: Sequence[_Fact]) -> _Fact:
+    """The fact of the result of a scan, sort, slice or other move of lanes, which leaves the own dim as it is.
+
+    Example: a scan along dim 1 of a tile whose own dim is 0 has the own dim 0.
+
+    Raises:
+      _CombinedError: the op combines or moves lanes along the own dim, or is none of these ops.
+    """
     own, rank = next(fact.own for fact in facts if fact.own is not None), len(op.results[0].tile.shape)
     shape = op.operands[0].tile.shape
     match op:
