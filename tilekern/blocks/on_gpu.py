@@ -88,7 +88,7 @@ def _product(device: Device, p: Product, threads: Number) -> Number:
 
 
 def _warps(tiling: Tiling) -> Number:
-    """The warps of a program without launch options, as `lower.triton` chooses them."""
+    """The number of warps that `lower.triton` chooses for a program without launch options."""
     if tiling.products:
         largest_result = greatest(p.batch * p.m * p.n for p in tiling.products)
         return np.where(largest_result >= LARGE_DOT, LARGE_DOT_WARPS, DOT_WARPS)
@@ -135,7 +135,7 @@ def _moved(access: TileAccess) -> Number:
 
 
 def _from_memory(tiling: Tiling) -> Number:
-    """Bytes that come from memory, not from the L2 cache: of an array all that programs access, or the array once."""
+    """Bytes between memory and the L2 cache: for each array the bytes that programs access, but at most the array."""
     by_array = defaultdict[int, list[TileAccess]](list)
     for access in tiling.accesses:
         by_array[access.array].append(access)

@@ -45,7 +45,7 @@ def check_given(func: Func, values: Mapping[Value, Array]) -> None:
 
 
 def given_values(func: Func, known: Mapping[Value, Array], extents: Mapping[str, object]) -> dict[Value, Array]:
-    """The arrays whose values an estimate knows, by their param.
+    """Maps params to arrays of their shape: the arrays whose values an estimate knows.
 
     Args:
       func: the Func.
@@ -79,7 +79,11 @@ def given_values(func: Func, known: Mapping[Value, Array], extents: Mapping[str,
 
 
 def _sources(func: Func) -> Mapping[Value, Collection[Value]]:
-    """For each value the values, and the params of arrays, that it is computed from."""
+    """Maps each value to the values and params that it is computed from directly.
+
+    Example: `%c = add %a, %b` gives {%c: {%a, %b}}. A carry has its initial and its yielded value; a param that is
+    stored to has the stored values.
+    """
     sources: dict[Value, set[Value]] = {}
 
     def add(value: Value, *origins: Value) -> None:
@@ -104,7 +108,7 @@ def _sources(func: Func) -> Mapping[Value, Collection[Value]]:
 
 
 def _reached(values: Collection[Value], sources: Mapping[Value, Collection[Value]]) -> set[Value]:
-    """The values that some values are computed from, and themselves."""
+    """The values, and all values that they are computed from, directly or not."""
     reached, pending = set[Value](), list(values)
     while pending:
         value = pending.pop()

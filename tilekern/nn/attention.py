@@ -173,7 +173,10 @@ def dot_product_attention(
 
 
 def _positions(causal: bool, local_window_size: Any) -> tuple[bool, int, tuple[int, int] | None]:
-    """(causal, q_offset, window); an empty window is (left, right) with left + right < 0."""
+    """(causal, q_offset, window) for `flash_attention`: (False, (8, -1)) -> (False, -1, (7, 0)).
+
+    An empty window has left + right < 0.
+    """
     if local_window_size is None:
         return causal, 0, None
     pair = cast(Any, local_window_size if isinstance(local_window_size, (tuple, list)) else (local_window_size,) * 2)
@@ -191,7 +194,10 @@ def _positions(causal: bool, local_window_size: Any) -> tuple[bool, int, tuple[i
 
 
 def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float | None, jax.Array | None, Any]:
-    """(scale, bias, score_mod): a score_mod applies a traced scale, and then the bias, too, which comes later."""
+    """(scale, bias, score_mod) for `flash_attention`: (1.0, None, score_mod) if the scale is traced.
+
+    The score_mod multiplies by the scale and adds the bias, which must come after it.
+    """
     if scale is None:
         return None, bias, None
     if jnp.shape(scale) != ():
@@ -204,7 +210,10 @@ def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float
 
 
 def _scale_and_bias(scale: Any, *arguments: Any) -> Any:
-    """A score_mod that carries a scale and perhaps a bias."""
+    """score * scale + bias[b, n, i, j]: a `score_mod` once scale and bias are bound.
+
+    `arguments` are (bias, score, b, n, i, j), or (score, b, n, i, j) without a bias.
+    """
     *bias, score, b, n, i, j = arguments
     scaled = score * scale
     for array in bias:

@@ -27,9 +27,9 @@ _ALGORITHMS = {
 
 
 def promoted(arrays: tuple[Any, ...], dtype: Any = None) -> tuple[Any, ...]:
-    """Arrays of one dtype, as Flax' `promote_dtype`; None stays None.
+    """The arrays cast to one dtype, as Flax' `promote_dtype` does; None stays None.
 
-    The dtype is the given one. If it is None, the arrays promote to it, integers to float32 at least.
+    Without `dtype` it is the dtype to which the arrays promote, float32 at least for integers.
     """
     values = [None if x is None else jnp.asarray(x) for x in arrays]
     if dtype is None:
@@ -39,7 +39,9 @@ def promoted(arrays: tuple[Any, ...], dtype: Any = None) -> tuple[Any, ...]:
 
 
 def algorithm_of(function: str, precision: Any, *, exact: bool = False) -> str | None:
-    """A precision of JAX in the words of kernels; None multiplies as float32.
+    """The name that kernels have for a precision of JAX: "BF16_BF16_F32" -> "bf16", `jax.lax.Precision.HIGH` -> None.
+
+    None multiplies as float32.
 
     Args:
       function: the name for errors.

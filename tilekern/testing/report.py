@@ -49,7 +49,7 @@ class Report:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The places in which a call ran."""
+        """The places in which a call ran: "interpreter", "here", and names of targets."""
         return tuple(dict.fromkeys(where for (where, _), row in self._rows.items() if row.examples))
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Report:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as numbers and texts, for JSON."""
+        """The report for JSON, with the keys name, examples, rows (for each target and dtype), skipped, not_taken."""
         rows = [
             {"target": where, "dtype": dtype, "examples": r.examples, "worst_error": r.error, "unsteady": r.unsteady,
              "refused": dict(r.refused)}

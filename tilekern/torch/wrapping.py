@@ -77,12 +77,12 @@ def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def torch_module() -> Any:
-    """PyTorch, which is imported here, and of whose functions nothing is declared."""
+    """The module `torch`, imported by the call; typed Any, so that pyright needs no PyTorch."""
     return import_module("torch")
 
 
 def _number(function: Callable[..., Any], arrays: Any, static: Any, needs: Any) -> int:
-    """The place of a call in the table; a new one for a call that was not made before."""
+    """The place of a call in `_CALLS`: 0 for the first call. An unknown call is appended."""
     for name, value in static:
         if any(type(leaf).__module__.partition(".")[0] == "torch" for leaf in jax.tree.leaves(value)):
             raise ArgumentError(
@@ -131,7 +131,7 @@ class Operators:
 
 @cache
 def operators() -> Operators:
-    """Register the operators with PyTorch, once in a process."""
+    """The operators, which the first call registers with PyTorch."""
     torch = torch_module()
     source.register_internal(os.path.dirname(torch.__file__))
     custom, constant = torch.library.custom_op, torch.compiler.assume_constant_result

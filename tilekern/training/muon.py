@@ -207,7 +207,7 @@ def muon(
     def init(params: Any) -> MuonState:
         leaves, tree, flags = _matrices(params, matrices)
         zeros = [_momentum(x, mu_dtype) if flag else None for x, flag in zip(leaves, flags, strict=True)]
-        return MuonState(jnp.int32(0), tree.unflatten(zeros), partner.init(_others(tree, leaves, flags)))
+        return MuonState(jnp.int32(0), tree.unflatten(zeros), partner.init(_without_matrices(tree, leaves, flags)))
 
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         leaves, tree, flags = _matrices(gradients, matrices)
@@ -215,10 +215,12 @@ def muon(
         decays = decay_flags(tree, weight_decay_mask, gradients if params is None else params)
         count, rate = next_count(state.count), rate_at(learning_rate, state.count)
         ahead, now = correction(beta, next_count(count)), correction(beta, count)
-        of_others, of_partner = partner.update(
-            _others(tree, leaves, flags), state.partner, None if params is None else _others(tree, weights, flags)
+        partner_updates, partner_state = partner.update(
+            _without_matrices(tree, leaves, flags),
+            state.partner,
+            None if params is None else _without_matrices(tree, weights, flags),
         )
-        updates, momenta = tree.flatten_up_to(of_others), tree.flatten_up_to(state.mu)
+        updates, momenta = tree.flatten_up_to(partner_updates), tree.flatten_up_to(state.mu)
         for n, (gradient, weight) in enumerate(zip(leaves, weights, strict=True)):
             if not flags[n]:
                 continue
@@ -230,14 +232,14 @@ def muon(
             step = step * _scale(gradient.shape, consistent_rms)
             step = step + weight_decay * weight.astype(wide) if decays[n] and weight is not None else step
             updates[n], momenta[n] = as_update(-rate * step, gradient, weight), m.astype(momenta[n].dtype)
-        return tree.unflatten(updates), MuonState(count, tree.unflatten(momenta), of_partner)
+        return tree.unflatten(updates), MuonState(count, tree.unflatten(momenta), partner_state)
 
     products = jnp.bfloat16 if dtype is None else dtype
     return GradientTransformation(init, update)
 
 
 def _steps(steps: Any, coefficients: Any) -> Any:
-    """The number of polynomials."""
+    """The number of polynomials: `steps`, or the number of triples in `coefficients`, or 5."""
     if is_traced(steps) or isinstance(steps, jax.Array):
         raise ArgumentError(
             "the ns_steps of muon are known when the step is traced",
@@ -252,7 +254,7 @@ def _steps(steps: Any, coefficients: Any) -> Any:
 
 
 def _matrices(params: Any, matrices: Callable[[Any], Any] | None) -> tuple[list[Any], Any, list[bool]]:
-    """(leaves, their tree, a flag for each leaf: True for a matrix)."""
+    """(leaves of `params`, their tree, a flag for each leaf: True for a matrix)."""
     leaves, tree = cast(Any, jax.tree.flatten(params))
     by_dims = [getattr(x, "ndim", 0) == 2 for x in leaves]
     flags: list[bool] = by_dims if matrices is None else list(map(bool, tree.flatten_up_to(matrices(params))))
@@ -270,8 +272,8 @@ def _matrices(params: Any, matrices: Callable[[Any], Any] | None) -> tuple[list[
     return leaves, tree, flags
 
 
-def _others(tree: Any, leaves: Sequence[Any], flags: Sequence[bool]) -> Any:
-    """The tree of the partner: None in the place of matrices."""
+def _without_matrices(tree: Any, leaves: Sequence[Any], flags: Sequence[bool]) -> Any:
+    """The leaves as a tree, with None in the place of each leaf whose flag is True: what the partner steps."""
     return tree.unflatten([None if flag else x for x, flag in zip(leaves, flags, strict=True)])
 
 
@@ -280,7 +282,7 @@ def _momentum(weight: Any, dtype: Any) -> jax.Array:
 
 
 def _scale(shape: tuple[int, ...], consistent_rms: Any) -> Any:
-    """The factor of an orthogonal update of weights [*B, inputs, outputs]."""
+    """The factor of an orthogonal update [*B, M, N]: consistent_rms √max(M, N), or √max(1, N / M) without it."""
     rows, columns = shape[-2:]
     if consistent_rms is not None:
         return consistent_rms * max(rows, columns) ** 0.5

@@ -231,7 +231,7 @@ class Subject:
         )
 
     def _text(self, settings: Settings) -> str:
-        """The saved kernel with some settings, as a function of flat arrays."""
+        """The kernel with these settings as the text of a file, which loads as a function of flat arrays."""
         target, blocks = self.target, dict(settings)
         if EMITTER in blocks:
             target = with_emitter(target, str(blocks.pop(EMITTER)))
@@ -256,7 +256,7 @@ class Subject:
     # --- what the processes need ---
 
     def _prepare(self, folder: Path) -> None:
-        """Write the setup, given arrays and the results of the reference to a folder."""
+        """Write the setup, the arrays of `leaves` and the results of the reference to a folder."""
         runs, reference = self.request.runs, self.request.reference
         has_numbers = [not isinstance(x, jax.ShapeDtypeStruct) for x in self.leaves]
         for number, (leaf, is_given) in enumerate(zip(self.leaves, has_numbers, strict=True)):
@@ -273,7 +273,7 @@ class Subject:
 
 
 def _is_extent(leaf: Any) -> bool:
-    """True for numbers that may decide how often a loop runs."""
+    """True for an array of integers, whose values may decide how often a loop runs; False for a type."""
     return not isinstance(leaf, jax.ShapeDtypeStruct) and np.issubdtype(leaf.dtype, np.integer)
 
 

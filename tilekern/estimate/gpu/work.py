@@ -80,7 +80,7 @@ def _access(instruction: Instruction, latency: float) -> Work:
 
 
 def _element_rate(instruction: Instruction) -> float:
-    """The rate of products, relative to bfloat16: 2.0 for 8 bits, 0.5 for TF32 (whitepapers)."""
+    """The rate of a matrix product: 2.0 for operands of 8 bits, 0.5 for TF32, 1.0 for all others (whitepapers)."""
     name, suffixes = instruction.name, instruction.suffixes
     if name in ("QGMMA", "IGMMA", "QMMA", "IMMA"):
         return 2.0

@@ -166,9 +166,9 @@ def _array(i: HloInstruction, operands: Sequence[Any], text: str) -> Array | Non
             return _COMPARISONS[_attribute(i, "direction")](*operands)
         case "iota":
             along = int(_attribute(i, "iota_dimension"))
-            return np.broadcast_to(np.expand_dims(np.arange(dims[along]), _others(len(dims), [along])), dims)
+            return np.broadcast_to(np.expand_dims(np.arange(dims[along]), _dims_without(len(dims), [along])), dims)
         case "broadcast":
-            return np.broadcast_to(np.expand_dims(operands[0], _others(len(dims), _dims(i))), dims)
+            return np.broadcast_to(np.expand_dims(operands[0], _dims_without(len(dims), _dims(i))), dims)
         case "reshape" | "bitcast" | "convert":
             return operands[0].reshape(dims)
         case "reduce":
@@ -200,5 +200,6 @@ def _dims(i: HloInstruction) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", _attribute(i, "dimensions", r"\{[\d,]*\}"))]
 
 
-def _others(rank: int, dims: Sequence[int]) -> tuple[int, ...]:
+def _dims_without(rank: int, dims: Sequence[int]) -> tuple[int, ...]:
+    """The dims of a rank that are not in `dims`: (3, [1]) -> (0, 2)."""
     return tuple(d for d in range(rank) if d not in dims)

@@ -28,9 +28,7 @@ _FAST = {"xla_backend_optimization_level": 0}
 
 
 def outputs_of(programs: Sequence[Program], *, mode: str) -> Outputs:
-    """The outputs of programs on a backend.
-
-    They are the expected ones for a program that uses what the mode lacks.
+    """The outputs of each program on a backend; the expected outputs if the program uses what the mode lacks.
 
     Args:
       programs: the programs.
@@ -94,7 +92,7 @@ def compiled(functions: Sequence[Callable[..., Any]], programs: Sequence[Program
 
 
 def in_one_op(programs: Sequence[Program], *, target: str) -> Outputs:
-    """The outputs of kernels that one op calls. It calls each kernel twice, on the same arrays.
+    """The outputs of each program, as a kernel that one op calls twice; asserts that both calls have equal outputs.
 
     Kernels of odd seed are batched by `jax.vmap`, behind a call on zeros.
     """
