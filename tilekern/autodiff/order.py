@@ -14,7 +14,7 @@ Define = Callable[[Value], Op | None]
 
 
 def order_of(op: Sort, operands: Sequence[Value], make: Make) -> Value:
-    """The int32 indices along the dim of a sort: each is the index from which the sorted element comes."""
+    """int32 indices along the dim of a sort, from which the sorted elements come: [30, 10, 20] -> [1, 2, 0]."""
     keys = operands[: op.num_keys]
     places = make.add(Iota, shape=keys[0].tile.shape, dtype=I32, dim=op.dim)
     return make.add(Sort, *keys, places, dim=op.dim, num_keys=op.num_keys, pick=op.num_keys)

@@ -126,7 +126,7 @@ class _Swapper(Replay):
         self._path = dict(site.path)
 
     def run(self, dtype: DType) -> Func:
-        """The Func whose grid has the axes of the access."""
+        """The Func with one output, of `dtype`, whose grid has the axes of the access; all other axes become folds."""
         site, func = self._site, self._func
         parallel = {v: a for v, a in site.axes.items() if v in site.used}
         serial = [(v, a) for v, a in site.axes.items() if v not in site.used]
@@ -150,7 +150,7 @@ class _Swapper(Replay):
         return self._make.number(0, self._site.op.value.tile)
 
     def _sum(self, axes: Sequence[tuple[Value, Axis]], total: Value) -> Value:
-        """`total` and the values over all tiles of some axes."""
+        """`total` plus the sum of the values over all tiles of `axes`."""
         if not axes:
             return self._make.of("add", total, self._value(self._func.body))
         (old, axis), *inner = axes

@@ -23,7 +23,10 @@ def _tile(op: MemoryOp, indices: Mapping[Value, int]) -> TilePicture:
 
 
 def _place(op: MemoryOp, dim: Dim, length: int, indices: Mapping[Value, int]) -> tuple[int, int]:
-    """The first element and the number of elements along a dim; all where more than the grid decides the place."""
+    """(first element, count) of a tile along a dim, cut at the end of the array.
+
+    (0, length) if more than the indices of the grid decides the place, for instance the index of a fold.
+    """
     operands = [op.positions[term.operand] for term in dim.position.terms]
     if dim.kind not in ("block", "index") or any(value not in indices for value in operands):
         return 0, length
