@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tilekern.kernels.flash_attention import flash_attention
     from tilekern.kernels.gated_delta_rule import gated_delta_rule
     from tilekern.kernels.group_norm import group_norm
-    from tilekern.kernels.index_scores import index_scores, select_keys
+    from tilekern.kernels.index_scores import index_scores, select_keys, write_index_keys
     from tilekern.kernels.layer_norm import layer_norm
     from tilekern.kernels.linear_attention import linear_attention, ssd
     from tilekern.kernels.matmul import fused_matmul, matmul, quantized_matmul, symmetric_matmul
@@ -75,6 +75,7 @@ __all__ = [
     "symmetric_matmul",
     "verify_draft_tree",
     "verify_drafts",
+    "write_index_keys",
     "write_latents",
     "write_pages",
 ]
@@ -98,6 +99,7 @@ _FOLDERS = {
     "symmetric_matmul": "matmul",
     "verify_draft_tree": "sample",
     "verify_drafts": "sample",
+    "write_index_keys": "index_scores",
     "write_latents": "mla_attention",
     "write_pages": "paged_attention",
 }

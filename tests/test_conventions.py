@@ -51,6 +51,7 @@ REFERENCES = {
     "rms_norm_rope": PACKAGES["rope"].normed_reference,
     "sample_hidden": PACKAGES["sample"].hidden_reference,
     "symmetric_matmul": PACKAGES["matmul"].symmetric_reference,
+    "write_index_keys": PACKAGES["index_scores"].write_reference,
     "write_latents": PACKAGES["mla_attention"].write_reference,
     "write_pages": PACKAGES["paged_attention"].write_reference,
 }
@@ -79,7 +80,7 @@ def test_arrays_come_first_and_options_by_keyword(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_target_then_blocks_stand_last(name: str) -> None:
     names = [p.name for p in parameters(FUNCTIONS[name])]
-    if name in ("block_map", "copy_pages"):  # they run no kernel
+    if name in ("block_map", "copy_pages", "write_index_keys"):  # they run no kernel
         return
     place = names.index("target")
     assert all(map(is_block, names[place + 1 :])) and not any(map(is_block, names[:place]))

@@ -164,6 +164,11 @@ CALLS: dict[str, Call] = {
         {"key_scale": 0.5, "num_seqs": 2, "num_keys": 3},
         differentiable=False,
     ),
+    "write_index_keys": Call(
+        (f(9, 4, 8), f(3, 8), n(3) + 4, n(3, 2)),
+        {"num_seqs": 2, "key_scale": 0.5},
+        differentiable=False,
+    ),
     "write_latents": Call(
         (f(9, 4, 12), f(3, 12), n(3) + 4, n(3, 2)),
         {

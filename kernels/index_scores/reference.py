@@ -1,4 +1,4 @@
-"""The definition of `index_scores` and `select_keys` in plain jnp: each token's keys are gathered."""
+"""The definitions in plain jnp: each token's keys are gathered; a write has one head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.index_scores.pages import KeyPages
 from tilekern.kernels.paged_attention.reference import reference_places
+from tilekern.kernels.paged_attention.reference import write_reference as paged_write_reference
 
 
 def reference(
@@ -57,3 +59,27 @@ def select_reference(
     order = jnp.argsort(-scores, axis=1, stable=True).astype(jnp.int32)[:, :num_keys]
     selected = jnp.where(jnp.take_along_axis(scores, order, axis=1) == -jnp.inf, -1, order)
     return jnp.pad(selected, ((0, 0), (0, num_keys - selected.shape[1])), constant_values=-1)
+
+
+def write_reference(
+    key_pages: jax.Array,
+    new_keys: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array | None = None,
+    num_seqs: jax.Array | int | None = None,
+    *,
+    key_scale: jax.Array | float | None = None,
+    dtype: Any = None,
+) -> KeyPages:
+    """The result of `write_index_keys`: each place of the cache looks for its token, among all tokens.
+
+    It quantises in `dtype`; None stands for float32, or float64 for float64 keys.
+    """
+    tables = kv_lens, page_indices, cu_q_lens, num_seqs
+    head, rows = key_pages.reshape(*key_pages.shape[:2], 1, -1), new_keys[:, None]
+    is_of_keys = getattr(key_scale, "ndim", 0) == 2
+    of_head: Any = jnp.asarray(key_scale)[..., None] if is_of_keys else key_scale
+    written = paged_write_reference((head, head), rows, rows, *tables, key_scale=of_head, dtype=dtype)
+    after = written.key_scale[..., 0] if is_of_keys else key_scale
+    return KeyPages(written.kv_pages[0].reshape(key_pages.shape), after)

@@ -48,18 +48,6 @@ def scales(function: str, cache: Latents, latent_scale: Any, rope_scale: Any) ->
     )
 
 
-def scale_of_written(function: str, name: str, scale: Any, cache: Latents, dtype: Any) -> None:
-    """Check a scale of numbers that are written to an array of `dtype`.
-
-    Raises:
-      ArgumentError: it is of another shape or dtype, or each key has a scale in a cache of floats.
-    """
-    _scale(function, name, scale, cache)
-    if getattr(scale, "ndim", 0) == 2 and str(dtype) not in QUANTIZED:
-        expected = f"a scale for all, for kv_pages of {dtype}"
-        raise refusal(function, name, expected, scale, f"scales of each key need a cache of {', '.join(QUANTIZED)}")
-
-
 def scale_of_scores(function: str, scale: Any) -> float:
     """The scale, which has no default: the width of a head before it was absorbed is not known here.
 

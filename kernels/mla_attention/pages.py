@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from tilekern.authoring import hide_frames, static_int, takes_python_numbers
 from tilekern.kernels.mla_attention import checks
 from tilekern.kernels.mla_attention.arguments import LatentPages
+from tilekern.kernels.paged_attention.checks import scale_of_written_rows
 from tilekern.kernels.paged_attention.checks import tables as checked_tables
-from tilekern.kernels.paged_attention.pages import places_of, put, stored
+from tilekern.kernels.paged_attention.pages import places_of, put, stored_rows
 from tilekern.kernels.rope import rope
 
 hide_frames(__file__)
@@ -78,7 +79,7 @@ def write_latents(
     tables = checked_tables("write_latents", new.latent.shape[0], kv_lens, page_indices, cu_q_lens, num_seqs)
     dtypes = cache.latent.dtype, (cache.latent if cache.rope is None else cache.rope).dtype
     for name, scale, dtype in zip(("latent_scale", "rope_scale"), (latent_scale, rope_scale), dtypes, strict=True):
-        checks.scale_of_written("write_latents", name, scale, cache, dtype)
+        scale_of_written_rows("write_latents", name, scale, "kv_pages", cache.latent.shape[:2], dtype)
     if 0 in (new.latent.size, cache.latent.size, page_indices.size):
         return LatentPages(kv_pages, latent_scale, rope_scale)
     positions, place = places_of(tables, new.latent.shape[0], *cache.latent.shape[:2])
@@ -87,16 +88,9 @@ def write_latents(
         rotation: dict[str, Any] = {"frequencies": frequencies, "interleaved": interleaved, "target": target}
         rotation |= {} if theta is None else {"theta": theta}
         ropes = rope(ropes[None, :, None], positions[None], **rotation)[0, :, 0]
-    latents, latent_scale = _stored(latents, latent_scale, dtypes[0], place)
-    ropes, rope_scale = _stored(ropes, rope_scale, dtypes[1], place)
+    latents, latent_scale = stored_rows(latents, latent_scale, dtypes[0], place)
+    ropes, rope_scale = stored_rows(ropes, rope_scale, dtypes[1], place)
     rows = [jnp.concatenate([latents, ropes], axis=1)] if cache.rope is None else [latents, ropes]
     pools: list[Any] = [kv_pages] if cache.rope is None else [*kv_pages]
     written = [put(pool, row.reshape(-1, *pool.shape[2:]), place) for pool, row in zip(pools, rows, strict=True)]
     return LatentPages(written[0] if cache.rope is None else tuple(written), latent_scale, rope_scale)
-
-
-def _stored(new: jax.Array, scale: Any, dtype: Any, place: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-    """Rows [T, W] in the dtype of the cache, as one head of `write_pages`, and the scales."""
-    of_keys = getattr(scale, "ndim", 0) == 2
-    rows, after = stored(new[:, None], scale[..., None] if of_keys else scale, dtype, place)
-    return rows[:, 0], after[..., 0] if of_keys else after

@@ -130,6 +130,20 @@ def scale_of_written(function: str, name: str, scale: Any, pages: Cache) -> None
         raise refusal(function, name, expected, scale, f"scales of each key need a cache of {dtypes}")
 
 
+def scale_of_written_rows(
+    function: str, name: str, scale: Any, pages: str, places: tuple[int, ...], cache_dtype: Any
+) -> None:
+    """Check a scale of rows that are written to argument `pages`, an array [*places, W] of `cache_dtype`.
+
+    Raises:
+      ArgumentError: it is of another shape or dtype, or each key has a scale in a cache of floats.
+    """
+    scale_of_cache(function, name, scale, [places], "a scale for all, or for each key")
+    if getattr(scale, "ndim", 0) == 2 and str(cache_dtype) not in QUANTIZED:
+        expected = f"a scale for all, for {pages} of {cache_dtype}"
+        raise refusal(function, name, expected, scale, f"scales of each key need a cache of {', '.join(QUANTIZED)}")
+
+
 def tables(
     function: str, tokens: int, kv_lens: Any, page_indices: Any, cu_q_lens: Any = None, num_seqs: Any = None
 ) -> Tables:

@@ -186,6 +186,13 @@ def stored(new: jax.Array, scale: Any, dtype: Any, place: tuple[jax.Array, jax.A
     return (rounded(scaled, str(dtype)) if str(dtype) in LARGEST else scaled.astype(dtype)), scale
 
 
+def stored_rows(new: jax.Array, scale: Any, dtype: Any, place: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+    """Rows [T, W] in the dtype of a cache of one head, and the scales, () or [pages, page], after the write."""
+    of_keys = getattr(scale, "ndim", 0) == 2
+    rows, after = stored(new[:, None], scale[..., None] if of_keys else scale, dtype, place)
+    return rows[:, 0], after[..., 0] if of_keys else after
+
+
 def put(pool: jax.Array, rows: jax.Array, place: tuple[jax.Array, jax.Array]) -> jax.Array:
     """The pool [pages, page, ...] with rows [T, ...] at their pages and places; page `pages` is none."""
     return jnp.asarray(pool).at[place].set(rows, mode="drop")

@@ -22,6 +22,8 @@ from tilekern.kernels import (
     mla_attention,
     paged_attention,
     ragged_paged_attention,
+    select_keys,
+    write_index_keys,
     write_latents,
     write_pages,
 )
@@ -108,6 +110,7 @@ def steps(random: np.random.Generator) -> Iterator[tuple[str, Any, Step, Callabl
         yield f"{name}, write_pages", cache, write, lambda: (*of_tokens(TOKENS), *tables(random))
         yield f"{name}, copy_pages", cache, _copied, partial(_pairs, random)
     yield from _steps_of_latents(random)
+    yield from _steps_of_the_indexer(random)
 
 
 def _steps_of_latents(random: np.random.Generator) -> Iterator[tuple[str, Any, Step, Callable[[], tuple[Any, ...]]]]:
@@ -139,6 +142,29 @@ def _steps_of_latents(random: np.random.Generator) -> Iterator[tuple[str, Any, S
         )
         yield f"{name}, write_latents", cache, write, lambda numbers=numbers: (new(TOKENS, numbers), *tables(random))
         yield f"{name}, copy_pages", cache, _copied, partial(_pairs, random)
+
+
+def _steps_of_the_indexer(
+    random: np.random.Generator,
+) -> Iterator[tuple[str, Any, Step, Callable[[], tuple[Any, ...]]]]:
+    new = partial(rows, random)
+    for name, cache, scale in (
+        ("the indexer's keys", pool(WIDTH), None),
+        ("the indexer's int8", pool(WIDTH, dtype="int8"), jnp.zeros((PAGES, PAGE))),
+        ("the indexer's float8", pool(WIDTH, dtype="float8_e4m3fn"), jnp.zeros((PAGES, PAGE))),
+    ):
+
+        def select(cache: Any, keys: Any, query: Any, weights: Any, *tables: Any, scale: Any = scale) -> Any:
+            pages = write_index_keys(cache, keys, *tables, key_scale=scale)
+            options = {"key_scale": pages.key_scale, "num_keys": 7, "target": "cpu:llvm"}
+            return pages.key_pages, (pages, select_keys(query, weights, pages.key_pages, *tables, **options))
+
+        yield (
+            f"{name}, new keys",
+            cache,
+            select,
+            lambda: (new(TOKENS, WIDTH), new(TOKENS, 4, WIDTH), new(TOKENS, 4), *tables(random)),
+        )
 
 
 def _copied(cache: Any, *pairs: Any) -> Any:
