@@ -85,8 +85,8 @@ def _check_loops(func: Func, values: Mapping[Value, Array]) -> None:
             with source.at(op.loc):
                 raise EstimateError(
                     f"the roofline cannot tell how often a loop of {func.name} runs",
-                    expected="bounds of constants, indices, and elements that are loaded one by one",
-                    got="a while loop" if isinstance(op, While) else "bounds that are computed from tiles",
+                    expected="bounds of constants, indices, and values of given arrays",
+                    got="a while loop" if isinstance(op, While) else "bounds that a loop computes",
                     fix='estimate it for another target, such as "cuda:sm_90"',
                 )
 

@@ -90,3 +90,15 @@ def test_data_are_drawn_from_what_is_proved_about_them() -> None:
 
 def test_samples_are_the_same_in_each_process() -> None:
     assert len({mean("%before", "%data", extent=4000, heads=7) for _ in range(3)}) == 1
+
+
+def test_sums_of_given_arrays_are_known() -> None:
+    func = parse(_FOLD.format(start="%c0", stop="%few", extent=40, most=10, heads=1))
+    (fold,) = (op for op in func.walk() if isinstance(op, Fold))
+    (param,) = (p for p in func.params if p.name == "w")
+    assert not Iterations(func).is_known(fold)
+    # Of the first three elements so many are positive.
+    for first, expected in (([0, 0, 0], 0.0), ([5, 0, 0], 1.0), ([5, 1, 2], 1.0)):
+        array = np.array(first + [1] * 37, np.int32)
+        iterations = Iterations(func, {param: array})
+        assert iterations.is_known(fold) and iterations.of(fold) == expected
