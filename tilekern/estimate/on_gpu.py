@@ -104,7 +104,7 @@ def _followed(lowering: TritonLowering, sass: str, launch: Launch) -> LaunchEsti
     if forecast.undecided and data_loops(lowering.func):
         raise EstimateError(
             f"the cycle model cannot tell how often loops of {name} run",
-            expected="bounds that are loaded one by one from given arrays",
+            expected="bounds that no loop computes, of values of given arrays",
             got=f"unknown values at the end of {', '.join(sorted(forecast.undecided))}",
             fix="compare candidates on another target",
         )

@@ -2,6 +2,7 @@
 
 sass        the text of the disassembler
 scalar      values of integers and predicates; `rules`: the values that instructions compute
+lanes       values that threads tell each other before the first branch
 walk        the way of a warp, decided by these values
 rates       GPUs, units and latencies, each with its source
 work        the cost of an instruction

@@ -14,7 +14,7 @@ from tilekern.estimate.gpu.rates import GPUS, Gpu
 from tilekern.estimate.gpu.sass import Listing, parse
 from tilekern.estimate.gpu.scalar import Thread
 from tilekern.estimate.gpu.shorten import shortened
-from tilekern.estimate.gpu.walk import Segment, Walk, Walker
+from tilekern.estimate.gpu.walk import Segment, Walker
 from tilekern.estimate.gpu.work import work
 
 SAMPLES = 64
@@ -185,8 +185,9 @@ class _Estimation:
         for number in numbers:
             visits: dict[int, Counter[int]] = {}
             tasks = None
+            threads = self._threads(walker, number)
             for warp in dict.fromkeys(roles):
-                walk = walker.walk(self._thread(number, warp), tasks=tasks)
+                walk = walker.walk(threads[warp], tasks=tasks)
                 tasks = walk.stored if warp == 0 else tasks
                 visits[warp] = walk.visits
                 for segment in walk.segments:
@@ -202,10 +203,10 @@ class _Estimation:
         """The segments of all warps of a program; only the beginning of long walks."""
         walker, stops = Walker(self.listing, self.launch.trips), self._stops(counts)
         # The first warp stores the last tasks at its end, which a shortened walk does not come to.
-        tasks = Walker(self.listing, self.launch.trips, effects=False).walk(self._thread(program, 0)).stored
-        walks: list[Walk] = []
-        for warp in range(self.launch.warps):
-            walks.append(walker.walk(self._thread(program, warp), stops[warp], tasks))
+        plain = Walker(self.listing, self.launch.trips, effects=False)
+        tasks = plain.walk(self._threads(plain, program)[0]).stored
+        threads = self._threads(walker, program)
+        walks = [walker.walk(thread, stop, tasks) for thread, stop in zip(threads, stops, strict=True)]
         return [walk.segments for walk in walks]
 
     def _stops(self, counts: list[Counter[int]]) -> list[tuple[int, int] | None]:
@@ -218,18 +219,22 @@ class _Estimation:
         iterations = max(3, LONGEST * most // total)
         return [(header, iterations) if n else None for n, header in outer]
 
-    def _thread(self, program: int, warp: int) -> Thread:
+    def _threads(self, walker: Walker, program: int) -> list[Thread]:
+        """The first thread of each warp of a program."""
+        return walker.start(lambda warp, lane: self._thread(program, warp, lane), self.launch.warps)
+
+    def _thread(self, program: int, warp: int, lane: int) -> Thread:
         launch = self.launch
         x, y, z = launch.grid or (launch.programs, 1, 1)
         threads = rates.WARP * launch.warps
         special = {
-            "SR_TID.X": rates.WARP * warp,
+            "SR_TID.X": rates.WARP * warp + lane,
             "SR_TID.Y": 0,
             "SR_TID.Z": 0,
             "SR_CTAID.X": program % x,
             "SR_CTAID.Y": program // x % y,
             "SR_CTAID.Z": program // (x * y),
-            "SR_LANEID": 0,
+            "SR_LANEID": lane,
             "SR_CgaCtaId": 0,
         }
         # The launch's shape in the constant bank, as ptxas lays it out: threads, then programs, in three words each.

@@ -22,8 +22,9 @@ def evaluate(instruction: Instruction, thread: Thread) -> None:
     """Run an instruction on a thread, unless its guard is false. An instruction runs if its guard is not known."""
     if thread.holds(instruction.guard, instruction.negated) is False:
         return
-    rule = RULES.get(instruction.name)
-    values = None if rule is None else rule(thread, instruction)
+    rule, values = RULES.get(instruction.name), thread.exchanged.get(instruction.address)
+    if values is None and rule is not None:
+        values = rule(thread, instruction)
     if values is None:
         thread.registers.update(dict.fromkeys(instruction.writes))
         return

@@ -32,6 +32,7 @@ class Thread:
       constants: words of the constant bank 0, by byte offset.
       special: special registers by name.
       memory: contents of global memory, by the address of their first byte.
+      exchanged: by the address of an instruction the values that it gets from other threads, see `lanes`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Thread:
     ) -> None:
         self.registers: Registers = {}
         self.constants, self.special, self.memory = constants, special, memory or {}
+        self.exchanged: Mapping[int, tuple[Value, ...]] = {}
 
     def load(self, address: int, nbytes: int) -> bytes | None:
         """Bytes of global memory; None if a byte is not known."""

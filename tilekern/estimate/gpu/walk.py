@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilekern.estimate.gpu.lanes import exchanged, is_exchange, origins, reads_of
 from tilekern.estimate.gpu.rules import evaluate
 from tilekern.estimate.gpu.sass import INDEXED, Instruction, Listing
 from tilekern.estimate.gpu.scalar import Thread, Value
@@ -90,12 +91,29 @@ class Walker:
         """Numbers of the instructions at which loops start."""
         self._labels = {n: label for label, n in reversed(listing.labels.items()) if n in self.headers}
         self._next = self._following()
+        branches = (n for n, i in enumerate(code) if i.name in _BRANCHES or n in self.headers)
+        straight = range(0 if specialised else next(branches, len(code)))
+        deciding = [n for n in straight if is_exchange(code[n]) and self._next[n] == n]
+        self._shared = [code[n] for n in origins(code[: max(deciding, default=-1) + 1], deciding)]
 
     @property
     def depends_on_program(self) -> bool:
         """True if the way may depend on the number of the program."""
-        code = self.listing.code
-        return any(e and "SR_CTAID" in "".join(i.inputs) for e, i in zip(self._evaluated(), code, strict=True))
+        evaluated = [i for e, i in zip(self._evaluated(), self.listing.code, strict=True) if e]
+        return any("SR_CTAID" in "".join(i.inputs) for i in (*evaluated, *self._shared))
+
+    def start(self, threads: Callable[[int, int], Thread], warps: int) -> list[Thread]:
+        """The first thread of each warp, which knows what other threads tell it before the first branch.
+
+        Args:
+          threads: the state of a thread at its start, by the numbers of the warp and of the lane.
+          warps: warps of the program.
+        """
+        firsts = [threads(warp, 0) for warp in range(warps)]
+        if self._shared:
+            for first, values in zip(firsts, exchanged(self._shared, threads, warps), strict=True):
+                first.exchanged = values
+        return firsts
 
     def walk(self, thread: Thread, stop: tuple[int, int] | None = None, tasks: Shared | None = None) -> Walk:
         """Run the first thread of a warp to its end. The loop is long because all of its state changes together.
@@ -248,10 +266,8 @@ class Walker:
         def bits(registers: Iterable[str]) -> int:
             return sum({1 << number[r] for r in registers})
 
-        reads, writes = [bits(i.reads) for i in code], [bits(i.writes) for i in code]
+        reads, writes = [bits(reads_of(i)) for i in code], [bits(i.writes) for i in code]
         guards = [bits([i.guard]) if i.guard else 0 for i in code]
-        predicates = bits(f"P{n}" for n in range(7))
-        reads = [r | (predicates if i.name in ("P2R", "R2P") else 0) for r, i in zip(reads, code, strict=True)]
         # A wait always succeeds: its result needs no address.
         reads = [0 if i.name == "SYNCS" and not self._effects else r for r, i in zip(reads, code, strict=True)]
         roots = [i.name in _BRANCHES or i.name in self._effects or i.name in self._tasks for i in code]
