@@ -65,17 +65,17 @@ class Layout:
 
     @property
     def sources(self) -> jax.Array:
-        """int32[n, n, m]: the places of the first rows on the sending devices."""
+        """int32[n, n, m]: the row of the sending device at which its rows to each device and expert begin."""
         return _before(self.counts.reshape(self.devices, -1), 1).reshape(self.counts.shape)
 
     @property
     def places(self) -> jax.Array:
-        """int32[n, n, m]: the places of the first rows on the receiving devices."""
+        """int32[n, n, m]: the row of the receiving device at which the rows from each device to each expert begin."""
         return _before(_sum(self.counts, 0), 1) + _before(self.counts, 0)
 
 
 def _before(sizes: jax.Array, axis: int) -> jax.Array:
-    """Exclusive sums: for each entry the sum of the sizes before it along the axis."""
+    """Exclusive sums along the axis: [2, 3, 4] -> [0, 2, 5]."""
     return jnp.cumsum(sizes, axis, dtype=jnp.int32) - sizes
 
 

@@ -88,7 +88,7 @@ class _Parser:
             raise self._error(f"expected {text}, got {self._token.text}", self._token)
 
     def _list[T](self, item: Callable[[], T], close: str = "") -> tuple[T, ...]:
-        """Items between commas, up to `close` if given."""
+        """One or more items between commas. With `close` none or more, and takes the closing token, too."""
         if close and self._accept(close):
             return ()
         items = [item()]

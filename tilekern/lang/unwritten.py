@@ -58,7 +58,7 @@ class _Before:
     perhaps: frozenset[Value]
 
     def conditional(self) -> _Before:
-        """State inside of a region that may not run in the first iteration of the loops around it."""
+        """The state inside of a region that may not run in a first iteration: outputs in `looped` may have values."""
         return replace(self, perhaps=self.perhaps | self.looped)
 
 

@@ -76,7 +76,11 @@ def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering]
 
 
 def _candidates(settings: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Half and double of each setting, one more and one less of `num_stages`; first the halves and doubles of all."""
+    """Changes (name, value) of one setting: first all larger values, the double, then all smaller ones, the half.
+
+    `num_stages` changes by 1. {"block_m": 64, "num_stages": 3} -> ("block_m", 128), ("num_stages", 4), ("block_m", 32),
+    ("num_stages", 2).
+    """
     for double in (True, False):
         for name, value in settings.items():
             if name in _OTHER_OPTIONS:

@@ -46,16 +46,16 @@ def expand_dots(func: Func, chip_name: str) -> Func:
 def _dot(make: Make, op: Dot, chip_name: str) -> Value:
     dtype = op.operands[0].tile.dtype
     if dtype == F32 and op.precision == "bf16" and chip_name not in _ROUNDING:
-        return _standard(make, _on(make, op, BF16))
+        return _standard(make, _on_cast_operands(make, op, BF16))
     if is_float8(dtype) and chip_name != "7x":
-        return _standard(make, _on(make, op, BF16, F32))
+        return _standard(make, _on_cast_operands(make, op, BF16, F32))
     if kind_of(dtype) == "float" or dtype.name == "int8":
         return _standard(make, op)
     return _digits(make, op)
 
 
-def _on(make: Make, op: Dot, dtype: DType, by: DType | None = None) -> Dot:
-    """The dot with operands cast to `dtype`, or to `by` first and then to `dtype`."""
+def _on_cast_operands(make: Make, op: Dot, dtype: DType, by: DType | None = None) -> Dot:
+    """The dot, of precision "ieee", of the operands cast to `dtype`, or to `by` first and then to `dtype`."""
     operands = (make.convert(make.convert(x, by) if by else x, dtype) for x in op.operands)
     return replace(op, operands=tuple(operands), precision="ieee")
 
@@ -73,7 +73,10 @@ def _standard(make: Make, op: Dot) -> Value:
 
 
 def _again(make: Make, op: Dot) -> Value:
-    """Add the dot. Pallas multiplies rows by one row elementwise, but only in float32: other dtypes get a column."""
+    """The result of the dot, which is added.
+
+    Pallas multiplies rows by one row elementwise, but only in float32: other dtypes get a column.
+    """
     x, y = op.operands
     if op.contract == ((1,), (1,)) and not op.batch[0] and y.tile.shape[0] == 1 and y.tile.dtype != F32:
         y = make.transpose(y, (1, 0))
