@@ -88,8 +88,13 @@ def in_blocks(function: str, x: Any, block: Any) -> tuple[jax.Array, tuple[int, 
         x=x,
     )
     sizes = _block_sizes(function, x.shape, block)
-    parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // max(1, size), max(1, size))]
+    parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in _cut(dim, size)]
     return jax.lax.stop_gradient(x).astype(jnp.float32).reshape(parts), tuple(range(1, len(parts), 2))
+
+
+def _cut(dim: int, size: int) -> tuple[int, int]:
+    """(blocks, numbers of a block) along a dim. If `size` is a symbol, the dim is one block."""
+    return (1, size) if jax.export.is_symbolic_dim(size) else (dim // max(1, size), max(1, size))
 
 
 def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
@@ -170,7 +175,7 @@ def _block_sizes(function: str, shape: Any, block: Any) -> list[int]:
     last: list[Any] = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
     sizes: list[Any] = [1] * (len(shape) - len(last)) + last
     whole = [dim if size is None else size for dim, size in zip(shape, sizes, strict=False)]
-    fits = len(sizes) == len(shape) and all(type(n) is int for n in whole)
+    fits = len(sizes) == len(shape) and all(type(n) is int or n is dim for n, dim in zip(whole, shape, strict=False))
     if fits and all(n == dim or (n > 0 and dim % n == 0) for dim, n in zip(shape, whole, strict=True)):
         return whole
     raise ArgumentError(

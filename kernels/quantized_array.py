@@ -166,6 +166,14 @@ class QuantizedArray:
         return cls(cast(Any, values), jnp.broadcast_to(scales, zeros.shape), zeros)
 
 
+jax.export.register_pytree_node_serialization(
+    QuantizedArray,
+    serialized_name="tilekern.QuantizedArray",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: (),
+)
+
+
 def is_quantized_array(x: Any) -> bool:
     """True for a QuantizedArray, and for an array of another library that `QuantizedArray.of` may read."""
     return isinstance(x, QuantizedArray) or (hasattr(x, "qvalue") and hasattr(x, "scale"))

@@ -14,6 +14,7 @@ from tilekern.kernels.index_scores.kernel import Places, scores_of_keys
 from tilekern.kernels.paged_attention.checks import scale_of_cache
 from tilekern.kernels.paged_attention.checks import tables as checked_tables
 from tilekern.kernels.paged_attention.op import positions_of
+from tilekern.kernels.symbolic_rows import over_rows
 
 hide_frames(__file__)
 
@@ -82,9 +83,14 @@ def index_scores(
     if query.size == 0:
         seen = jnp.arange(columns, dtype=jnp.int32) <= positions[:, None]
         return jnp.where(seen, 0, -jnp.inf).astype(tk.accumulator(query.dtype))
-    places = Places(jnp.maximum(sequence, 0), positions, tables.pages)
-    scores: Any = scores_of_keys(query, head_weights, keys, scale, places, target=target, **blocks)
-    return scores
+
+    def scores(start: Any, query: jax.Array, weights: jax.Array, sequence: jax.Array, *rows: jax.Array) -> Any:
+        positions, pages = rows if decodes else (*rows, tables.pages)
+        places = Places(jnp.maximum(sequence - start if decodes else sequence, 0), positions, pages)
+        return scores_of_keys(query, weights, keys, scale, places, target=target, **blocks)
+
+    decodes = cu_q_lens is None
+    return over_rows(scores, query, head_weights, sequence, positions, *([tables.pages] if decodes else []))
 
 
 @takes_python_numbers

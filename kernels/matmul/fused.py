@@ -22,6 +22,7 @@ from tilekern.kernels.matmul.batches import broadcast, misfit, over_batches
 from tilekern.kernels.matmul.derivatives import matmul_tangent
 from tilekern.kernels.matmul.products import checked_split, splits
 from tilekern.kernels.matmul.split import split_matmul
+from tilekern.kernels.symbolic_rows import over_rows
 
 hide_frames(__file__)
 
@@ -97,7 +98,9 @@ def fused_matmul(
     if math.prod(rhs.shape[:-2]) == 1 and not transpose_lhs:
         rows = as_rows(lhs)
         flat = (_as_matrix(operand, shape, rows.shape[0]) for operand in operands)
-        return of_matrices(rows, rhs.reshape(rhs.shape[-2:]), *flat).reshape(shape)
+        matrix = rhs.reshape(rhs.shape[-2:])
+        # A part of rows has rows of operands, too, but not of a bias: no rule of the kernel says which.
+        return over_rows(lambda _, rows, *parts: of_matrices(rows, matrix, *parts), rows, *flat).reshape(shape)
     padded = (operand.reshape((1,) * (2 - operand.ndim) + operand.shape) for operand in operands)
     return over_batches(of_matrices, shape[:-2], lhs, rhs, *padded)
 

@@ -11,11 +11,13 @@ import tilekern as tk
 from tilekern.authoring import hide_frames, static_int, takes_python_numbers
 from tilekern.kernels.checks import as_int32
 from tilekern.kernels.mla_attention import checks
+from tilekern.kernels.mla_attention.arguments import Latents
 from tilekern.kernels.mla_attention.op import mla_decode_op, mla_ragged_op, mla_selected_op
 from tilekern.kernels.mla_attention.pages import write_latents
 from tilekern.kernels.mla_attention.selected import tables_of_selected
 from tilekern.kernels.paged_attention.arguments import Settings
 from tilekern.kernels.paged_attention.checks import tables as checked_tables
+from tilekern.kernels.symbolic_rows import over_rows
 
 hide_frames(__file__)
 
@@ -151,19 +153,22 @@ def mla_attention(
         lead, dtype = rows.latent.shape[:2], rows.latent.dtype
         out, logsumexp = jnp.zeros((*lead, width), dtype), jnp.full(lead, -jnp.inf, tk.accumulator(dtype))
     else:
-        op = mla_decode_op if cu_q_lens is None else mla_ragged_op
+        static: Any = {"settings": settings, "value_width": width, "return_logsumexp": return_logsumexp}
+        static |= {"target": target, **blocks}
         if selected is not None:
-            op, tables = mla_selected_op, tables_of_selected(tables, as_int32(selected), cache.latent)
-        out, logsumexp = op(
-            rows,
-            cache,
-            tables,
-            scales,
-            settings=settings,
-            value_width=width,
-            return_logsumexp=return_logsumexp,
-            target=target,
-            **blocks,
-        )
+            tables = tables_of_selected(tables, as_int32(selected), cache.latent)
+
+        def decoded(start: Any, latent: jax.Array, rope: jax.Array | None, *rows: jax.Array) -> Any:
+            op = mla_decode_op if selected is None else mla_selected_op
+            return op(Latents(latent, rope), cache, tables.of_sequences(start, *rows), scales, **static)
+
+        def attention(start: Any, latent: jax.Array, rope: jax.Array | None) -> Any:
+            of_tokens = tables.of_tokens(start, latent.shape[0])
+            return mla_ragged_op(Latents(latent, rope), cache, of_tokens, scales, **static)
+
+        if cu_q_lens is None or selected is not None:
+            out, logsumexp = over_rows(decoded, *rows, tables.lengths, tables.pages)
+        else:
+            out, logsumexp = over_rows(attention, *rows)
     results = (out, *([logsumexp] if return_logsumexp else []), *([pages] if pages is not None else []))
     return results if len(results) > 1 else out

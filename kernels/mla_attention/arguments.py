@@ -58,6 +58,9 @@ class LatentPages(NamedTuple):
     rope_scale: Any = None
 
 
+jax.export.register_namedtuple_serialization(LatentPages, serialized_name="tilekern.LatentPages")
+
+
 class Scales(NamedTuple):
     """Arrays that cached numbers are multiplied by; None for an array that is missing.
 

@@ -14,6 +14,7 @@ from tilekern.kernels.paged_attention import checks
 from tilekern.kernels.paged_attention.arguments import Pages
 from tilekern.kernels.paged_attention.op import decode_op, paged_attention_op
 from tilekern.kernels.paged_attention.pages import write_pages
+from tilekern.kernels.symbolic_rows import over_rows
 
 hide_frames(__file__)
 
@@ -144,16 +145,12 @@ def ragged_paged_attention(
         out = jnp.zeros((*query.shape[:2], cache.width), query.dtype)
         logsumexp = jnp.full(query.shape[:2], -jnp.inf, tk.accumulator(query.dtype))
     else:
-        out, logsumexp = paged_attention_op(
-            query,
-            cache,
-            tables,
-            terms,
-            settings=settings,
-            return_logsumexp=return_logsumexp,
-            target=target,
-            **blocks,
-        )
+        static: Any = {"settings": settings, "return_logsumexp": return_logsumexp, "target": target, **blocks}
+
+        def attention(start: Any, query: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return paged_attention_op(query, cache, tables.of_tokens(start, query.shape[0]), terms, **static)
+
+        out, logsumexp = over_rows(attention, query)
     results = (out, *([logsumexp] if return_logsumexp else []), *([pages] if pages is not None else []))
     return results if len(results) > 1 else out
 
@@ -243,7 +240,12 @@ def paged_attention(
     if query.size == 0:
         out = jnp.zeros((*query.shape[:2], cache.width), query.dtype)
     else:
-        out = decode_op(query, cache, tables, terms, settings=settings, target=target, **blocks)
+
+        def decoded(start: Any, query: jax.Array, *rows: jax.Array) -> jax.Array:
+            of_rows = tables.of_sequences(start, *rows)
+            return decode_op(query, cache, of_rows, terms, settings=settings, target=target, **blocks)
+
+        out = over_rows(decoded, query, tables.lengths, tables.pages)
     return out if pages is None else (out, pages)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+
+from tilekern.kernels.symbolic_rows import ends_within
 
 
 class Cache(NamedTuple):
@@ -52,6 +55,9 @@ class Pages(NamedTuple):
     value_scale: Any = None
 
 
+jax.export.register_namedtuple_serialization(Pages, serialized_name="tilekern.Pages")
+
+
 class Tables(NamedTuple):
     """The place of each sequence's tokens and keys.
 
@@ -66,6 +72,19 @@ class Tables(NamedTuple):
     lengths: Any
     pages: Any
     count: Any
+
+    def of_sequences(self, start: Any, lengths: Any, pages: Any) -> Tables:
+        """The tables of sequences start, start + 1, ... of one token each, of these lengths and pages."""
+        starts = jnp.arange(lengths.shape[0] + 1, dtype=jnp.int32)
+        return self if isinstance(start, int) else Tables(starts, lengths, pages, self.count - start)
+
+    def of_tokens(self, start: Any, tokens: int) -> Tables:
+        """The tables of `tokens` tokens from token `start` on. Keys of later tokens are left out."""
+        if isinstance(start, int):
+            return self
+        inside = ends_within(self.starts, start, tokens)
+        later = self.starts[1:] - start - inside[1:]
+        return self._replace(starts=inside, lengths=self.lengths - jnp.maximum(later, 0))
 
 
 class Items(NamedTuple):

@@ -90,7 +90,8 @@ def sequences_of(tables: Tables, tokens: int) -> tuple[jax.Array, jax.Array]:
     """int32[T] twice: the sequence of each token, -1 for none, and the token's number in it."""
     ends = jnp.where(jnp.arange(tables.lengths.shape[0]) < tables.count[0], tables.starts[1:], tokens + 1)
     t = jnp.arange(tokens, dtype=jnp.int32)
-    sequence = jnp.searchsorted(ends, t, side="right", method="compare_all").astype(jnp.int32)
+    # jnp.searchsorted compares all, too, but takes no symbols of `jax.export` as sizes.
+    sequence = (ends <= t[:, None]).sum(axis=1, dtype=jnp.int32)
     exists = sequence < jnp.minimum(tables.count[0], tables.lengths.shape[0])
     sequence = jnp.where(exists, sequence, -1)
     return sequence, jnp.where(exists, t - tables.starts[sequence], 0)

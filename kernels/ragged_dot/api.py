@@ -23,6 +23,7 @@ from tilekern.kernels.ragged_dot.arguments import (
 from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
+from tilekern.kernels.symbolic_rows import ends_within, over_rows, sum_over_rows
 
 hide_frames(__file__)
 
@@ -99,15 +100,20 @@ def ragged_dot(
     dtype = result_dtype("ragged_dot", out_dtype, lhs, rhs)
     if 0 in (*shape, lhs.shape[1], rhs.shape[0]):
         return jnp.zeros(shape, dtype) if accumulate is None else accumulate
-    ends = ends_of(as_int32(group_sizes), lhs.shape[0])
+    all_ends = ends_of(as_int32(group_sizes), lhs.shape[0])
     static: Any = {"transpose_rhs": transpose_rhs, "target": target, **launch}
     plain = lhs_scale is None and rhs_scale is None and lhs.dtype == rhs.dtype and is_float(lhs)
-    lhs, rhs, *scales = with_scales(lhs, rhs, lhs_scale, rhs_scale, transpose_rhs)
-    if accumulate is not None:
-        return ragged_dot_into(accumulate, lhs, rhs, ends, *scales, **static)
-    if plain:
-        return ragged_dot_forward(lhs, rhs, ends, out_dtype=dtype, **static)
-    return scaled_ragged_dot_forward(lhs, rhs, ends, *scales, out_dtype=dtype, **static)
+    lhs, rhs, lhs_scale, rhs_scale = with_scales(lhs, rhs, lhs_scale, rhs_scale, transpose_rhs)
+
+    def product(start: Any, lhs: jax.Array, lhs_scale: jax.Array | None, total: jax.Array | None) -> jax.Array:
+        ends = ends_within(all_ends, start, lhs.shape[0])
+        if total is not None:
+            return ragged_dot_into(total, lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+        if plain:
+            return ragged_dot_forward(lhs, rhs, ends, out_dtype=dtype, **static)
+        return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, out_dtype=dtype, **static)
+
+    return over_rows(product, lhs, lhs_scale, accumulate)
 
 
 @takes_python_numbers
@@ -159,6 +165,15 @@ def ragged_contracting_dot(
         return jnp.zeros(shape, dtype) if accumulate is None else accumulate
     ends = ends_of(as_int32(group_sizes), lhs.shape[0])
     static: Any = {"target": target, **launch}
+    if jax.export.is_symbolic_dim(lhs.shape[0]):
+        # Chunks add to float32 (float64), so that sums over rows round once.
+        total = jnp.zeros(shape, jnp.promote_types(lhs.dtype, jnp.float32))
+
+        def add(start: jax.Array, total: jax.Array, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            return ragged_contracting_into(total, lhs, rhs, ends_within(ends, start, lhs.shape[0]), **static)
+
+        total = sum_over_rows(add, total, lhs, rhs)
+        return total.astype(dtype) if accumulate is None else (accumulate + total).astype(accumulate.dtype)
     if accumulate is not None:
         return ragged_contracting_into(accumulate, lhs, rhs, ends, **static)
     return ragged_contracting_forward(lhs, rhs, ends, out_dtype=dtype, **static)

@@ -22,7 +22,7 @@ _SHARED = 128
 
 def ends_of(sizes: jax.Array, rows: int) -> jax.Array:
     """int32[G], the ends of groups of `sizes`, at most `rows`. Each partial sum is cut at `rows`, so none overflows."""
-    last = jnp.uint32(rows)
+    last = jnp.asarray(rows, jnp.uint32)
 
     def add(end: jax.Array, size: jax.Array) -> jax.Array:
         return jnp.minimum(end + size, last)

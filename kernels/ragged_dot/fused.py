@@ -27,6 +27,7 @@ from tilekern.kernels.ragged_dot.derivatives import spread
 from tilekern.kernels.ragged_dot.products import Operands, products, widened
 from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, scaled_tpu_blocks, whole_bytes
 from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
+from tilekern.kernels.symbolic_rows import ends_within, over_rows
 
 hide_frames(__file__)
 
@@ -97,21 +98,16 @@ def fused_ragged_dot(
     check_epilogue("fused_ragged_dot", epilogue, widened(lhs.dtype, matrices[0].dtype), len(matrices) + len(operands))
     if 0 in (*product.shape, groups):
         return jnp.zeros(product.shape, dtype)
-    lhs, matrices, *scales = with_scales_of_several(lhs, matrices, lhs_scale, of_matrices, transpose_rhs)
-    out, _ = fused_ragged_dot_forward(
-        lhs,
-        matrices,
-        ends_of(as_int32(group_sizes), lhs.shape[0]),
-        *scales,
-        fitted,
-        epilogue=epilogue,
-        saves=False,
-        transpose_rhs=transpose_rhs,
-        out_dtype=dtype,
-        target=target,
-        **launch,
-    )
-    return out
+    lhs, matrices, lhs_scale, scales = with_scales_of_several(lhs, matrices, lhs_scale, of_matrices, transpose_rhs)
+    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": dtype, "target": target, **launch}
+
+    all_ends = ends_of(as_int32(group_sizes), lhs.shape[0])
+
+    def fused(start: Any, lhs: jax.Array, lhs_scale: jax.Array | None, *operands: jax.Array) -> jax.Array:
+        inputs: Any = lhs, matrices, ends_within(all_ends, start, lhs.shape[0]), lhs_scale, scales, operands
+        return fused_ragged_dot_forward(*inputs, epilogue=epilogue, saves=False, **static)[0]
+
+    return over_rows(fused, lhs, lhs_scale, *fitted)
 
 
 def _several(rhs: Any, rhs_scale: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

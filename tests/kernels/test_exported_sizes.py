@@ -21,7 +21,7 @@ SIZES = {"b": 3, "t": 18, "n": 5}
 ONES, MASK = np.full((8, 16), 1 / 8, np.float32), (np.arange(81) % 5 > 1).reshape(1, 1, 9, 9)
 SAME = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0), "dropout_broadcast": True}
 INT8 = kernels.QuantizedArray.quantize(jnp.asarray(np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)))
-GROUPS = jnp.array([2, 0, 3], jnp.int32)
+GROUPS = jnp.array([4, 0, 13], jnp.int32)
 
 
 def first(function: Callable[..., Any], *arrays: Any, **keywords: Any) -> jax.Array:
@@ -53,6 +53,12 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[tuple[Any, ...], ...]]] = {
     "fused_matmul": (lambda x, w: kernels.fused_matmul(x, w, epilogue=jnp.tanh), (("t", 8), (8, 40))),
     "quantized_matmul": (lambda x: kernels.quantized_matmul(x, INT8), (("t", 8),)),
     "ragged_dot": (lambda x, w: kernels.ragged_dot(x, w, GROUPS), ((5, 8), (3, 8, "n"))),
+    "ragged_dot of rows": (lambda x, w: kernels.ragged_dot(x, w, GROUPS), (("t", 8), (3, 8, "n"))),
+    "ragged_contracting_dot": (lambda x, y: kernels.ragged_contracting_dot(x, y, GROUPS), (("t", 8), ("t", 4))),
+    "fused_ragged_dot": (
+        lambda x, w, s: kernels.fused_ragged_dot(x, w, GROUPS, s, epilogue=lambda x, s: jnp.tanh(x) * s),
+        (("t", 8), (3, 8, 4), ("t", 1)),
+    ),
     "cross_entropy": (
         lambda h, x: kernels.cross_entropy(h, ONES, x.astype(jnp.int32)[..., 0]),
         (("b", "t", 8), ("b", "t", 1)),
@@ -91,7 +97,17 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[tuple[Any, ...], ...]]] = {
     ),
     "sample": (lambda x: kernels.sample(x, jax.random.key(0)), (("t", 16),)),
 }
-DIFFERENTIATED = ["rms_norm", "group_norm", "matmul of batches", "cross_entropy", "attention", "rg_lru"]
+DIFFERENTIATED = [
+    "rms_norm",
+    "group_norm",
+    "matmul of batches",
+    "ragged_dot of rows",
+    "ragged_contracting_dot",
+    "fused_ragged_dot",
+    "cross_entropy",
+    "attention",
+    "rg_lru",
+]
 
 
 def arrays_of(shapes: tuple[tuple[Any, ...], ...]) -> list[np.ndarray]:
@@ -142,11 +158,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "softmax over the batch": (partial(kernels.softmax, axis=0), (symbol("b", 8),), "the symbol b"),
     "a norm over it": (kernels.rms_norm, (symbol("b", "c"), symbol("c")), "the symbol c"),
     "a contraction": (kernels.matmul, (symbol(4, "k"), symbol("k", 8)), "the symbol k"),
-    "rows of groups": (
-        lambda x: kernels.ragged_dot(x, jnp.ones((3, 8, 4)), GROUPS),
-        (symbol("b", 8),),
-        "float32[b, 8]",
-    ),
     "a vocabulary": (
         lambda w: kernels.cross_entropy(ONES.T, w, jnp.ones(16, jnp.int32)),
         (symbol(8, "v"),),

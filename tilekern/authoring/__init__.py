@@ -3,7 +3,7 @@
 The prebuilt kernels are written with `tilekern` and these alone. `tilekern.errors` has the classes of errors.
 """
 
-from tilekern._jax import array_of, make_jaxpr
+from tilekern._jax import array_of, has_symbols, make_jaxpr
 from tilekern.authoring.arguments import (
     LAUNCH_OPTIONS,
     PRECISIONS,
@@ -20,6 +20,7 @@ from tilekern.authoring.arguments import (
 from tilekern.authoring.closures import carry_arrays
 from tilekern.authoring.elementwise import check_elementwise, ends_in_product, masked
 from tilekern.authoring.meshes import by_rows, gathered
+from tilekern.kernel.chunks import scan_rows
 from tilekern.lang.incomparable import Incomparable
 
 __all__ = [
@@ -34,12 +35,14 @@ __all__ = [
     "describe",
     "ends_in_product",
     "gathered",
+    "has_symbols",
     "hide_frames",
     "is_array",
     "is_divided",
     "is_traced",
     "make_jaxpr",
     "masked",
+    "scan_rows",
     "static_int",
     "takes_python_numbers",
     "type_beside",

@@ -76,17 +76,28 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
                 by_name[name] = python_numbers(value)
         try:
             return function(*places, *arrays[len(positional) :], **by_name)
-        except jax.errors.InconclusiveDimensionOperation as error:
-            raise _needs_sizes(function.__name__, error) from error
+        except (jax.errors.InconclusiveDimensionOperation, TypeError, NotImplementedError) as error:
+            if not _is_of_symbols(error):
+                raise
+            named = {**dict(zip(positional, arrays, strict=False)), **by_name}
+            raise _needs_sizes(function.__name__, named, error) from error
 
     return call
 
 
-def _needs_sizes(function: str, error: Exception) -> ArgumentError:
+def _is_of_symbols(error: Exception) -> bool:
+    """True if a size that is a symbol was compared, taken for a number of Python, or refused by a function of JAX."""
+    words = ("_DimExpr", "non-constant size")
+    return isinstance(error, jax.errors.InconclusiveDimensionOperation) or any(word in str(error) for word in words)
+
+
+def _needs_sizes(function: str, arguments: dict[str, Any], error: Exception) -> ArgumentError:
+    symbolic = ", ".join(f"{name} = {describe(x)}" for name, x in arguments.items() if _jax.has_symbols(x))
+    reason = str(error).partition("\n")[0]
     return ArgumentError(
         f"{function} needs arrays of known sizes",
         expected="sizes that are known where the function decides by them",
-        got=str(error).partition("\n")[0],
+        got=f"{symbolic}: {reason}" if symbolic else reason,
         fix=f"take jax.vmap of {function} over that dim, if its elements do not mix; or export it for each size",
     )
 

@@ -30,8 +30,8 @@ from tilekern.lang.tiles import describe
 if TYPE_CHECKING:
     from tilekern.kernel.entry import Prepared
 
-# A function of flat operands.
-type Run = Callable[..., list[jax.Array]]
+# A function of operands, and the results that it returns.
+type Run = Callable[..., Any]
 
 
 class Cut(NamedTuple):
@@ -172,6 +172,36 @@ def _over(run: Run, cut: Cut, size: int) -> Run:
     return mapped
 
 
+def scan_rows(function: Callable[..., Any], carry: Any, *arrays: jax.Array) -> tuple[Any, Any]:
+    """The last carry and the rows of the results of a function of chunks, where the number of rows is a symbol.
+
+    For functions that need the place of a chunk, so that no sharding rule divides them.
+
+    Args:
+      function: takes the number of the chunk's first row, int32, the carry, and a chunk of each array. It returns the
+        carry, and a pytree of arrays of as many rows. In the last chunk, copies of the first row follow the last row.
+      carry: of the first chunk.
+      arrays: [rows, ...].
+    """
+    rows: Any = arrays[0].shape[0]
+
+    def by(size: int) -> Run:
+        def step(state: Any, chunk: Any) -> Any:
+            start, carry = state
+            carry, result = function(start, carry, *chunk)
+            return (start + size, carry), result
+
+        def run(carry: Any, *arrays: jax.Array) -> Any:
+            chunks = [_chunks(x, 0, (rows + size - 1) // size, size) for x in arrays]
+            (_, carry), results = jax.lax.scan(step, (jnp.int32(0), carry), chunks)
+            flat, tree = _jax.flatten(results)
+            return carry, jax.tree.unflatten(tree, [_joined(r, 0, rows) for r in flat])
+
+        return run
+
+    return _chosen([(size, by(size)) for size in CHUNKS], rows, (carry, *arrays))
+
+
 def _chunks(x: jax.Array, dim: int, count: Any, size: int) -> jax.Array:
     """`x` with a dim cut into chunks: dims (count, size) in its place."""
     length = cast(Any, x.shape[dim])
@@ -190,13 +220,13 @@ def _joined(x: jax.Array, dim: int, length: Any) -> jax.Array:
     return jax.lax.slice_in_dim(joined, 0, length, axis=dim)
 
 
-def _chosen(runs: Sequence[tuple[int, Run]], length: Any, operands: Sequence[jax.Array]) -> list[jax.Array]:
+def _chosen(runs: Sequence[tuple[int, Run]], length: Any, operands: Sequence[Any]) -> Any:
     """The results by the first of the functions that has at least two chunks of a dim of size `length`."""
     (size, run), *smaller = runs
     if not smaller:
         return run(*operands)
 
-    def by_smaller(*operands: jax.Array) -> list[jax.Array]:
+    def by_smaller(*operands: Any) -> Any:
         return _chosen(smaller, length, operands)
 
     return cast(Any, jax.lax).cond(jnp.asarray(length) >= 2 * size, run, by_smaller, *operands)

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.checks import is_float, is_integer, refusal, require
 from tilekern.kernels.ragged_dot.api import ragged_dot as ragged_dot_of_kernel
+from tilekern.kernels.symbolic_rows import over_rows
 from tilekern.nn.promotion import algorithm_of
 
 hide_frames(__file__)
@@ -122,6 +123,12 @@ def scaled_matmul(
         rhs_scales=w_scales,
     )
     batch, rows, inner = x.shape
+    if jax.export.is_symbolic_dim(batch):
+
+        def of_chunk(_: Any, *arrays: jax.Array) -> jax.Array:
+            return scaled_matmul(*arrays, preferred_element_type=preferred_element_type)
+
+        return over_rows(of_chunk, x, w, x_scales, w_scales)
     out = ragged_dot_of_kernel(
         x.reshape(batch * rows, inner),
         w,

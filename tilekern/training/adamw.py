@@ -31,6 +31,9 @@ class AdamWState(NamedTuple):
     second: Any
 
 
+jax.export.register_namedtuple_serialization(AdamWState, serialized_name="tilekern.AdamWState")
+
+
 class InPlaceOptimizer(NamedTuple):
     """A pair of functions. A step writes the new weights and state in place of the old ones.
 

@@ -138,6 +138,9 @@ class MuonState(NamedTuple):
     partner: Any
 
 
+jax.export.register_namedtuple_serialization(MuonState, serialized_name="tilekern.MuonState")
+
+
 @takes_python_numbers
 def muon(
     learning_rate: float | jax.Array | Schedule,
