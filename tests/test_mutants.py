@@ -16,7 +16,7 @@ from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.mutant import Mutant
 from tests.mutants.near import by_nearness
 from tests.mutants.reach import Reach, Recorded, files_of_package, importers, read
-from tests.mutants.summary import summary
+from tests.mutants.summary import own_lines, summary
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parent.parent
@@ -275,7 +275,13 @@ def test_a_summary_counts_and_names_survivors(tmp_path: Path) -> None:
     assert "| ir | 3 | 1 | 1 | 0 | 1 | 0 |" in text
     assert "survives: tilekern/ir/a.py:f:drop:2 line 2: 'x' -> 'pass'" in text
     assert "| tests/ir/test_a.py | 9 | 2 | 2 |" in text
-    assert "| tests/ir/test_a.py::dear | 9.0 | 2 | 1 |" in text
+    assert "| tests/ir/test_a.py::dear | 9.0 | 2 | 1 | 0 |" in text
+
+
+def test_own_lines_are_those_that_no_cheaper_test_runs() -> None:
+    lines = {"cheap": {"a.py": 0b0110}, "dear": {"a.py": 0b1010, "b.py": 0b0010}, "dearest": {"a.py": 0b1100}}
+    tests = [Recorded(name, seconds, lines[name]) for seconds, name in enumerate(lines, 1)]
+    assert own_lines(tests[::-1]) == {"cheap": 2, "dear": 2, "dearest": 0}
 
 
 @pytest.mark.parametrize("name, reason", EQUIVALENT.items())

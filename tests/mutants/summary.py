@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tests.mutants.drawn import room_of
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.matrix import DEAR, Row
-from tests.mutants.reach import Reach
+from tests.mutants.reach import Reach, Recorded
 
 
 def summary(rows: Sequence[Row], reach: Reach) -> Iterator[str]:
@@ -39,7 +39,7 @@ def _verdict(row: Row) -> str:
 
 
 def _tests(rows: Sequence[Row], reach: Reach) -> Iterator[str]:
-    """Files of tests, then the tests that are dear: their seconds, the faults that they kill, and those alone."""
+    """Files of tests, then the tests that are dear: their seconds, their kills, their kills alone, their own lines."""
     files, files_alone, tests, tests_alone = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for row in rows:
         killed_in = {name.partition("::")[0] for name in row.killers}
@@ -57,8 +57,24 @@ def _tests(rows: Sequence[Row], reach: Reach) -> Iterator[str]:
     for file, total in sorted(seconds.items(), key=lambda item: -item[1]):
         if total > DEAR:
             yield f"| {file} | {total:.0f} | {files[file]} | {files_alone[file]} |"
-    yield f"| test of over {DEAR:g} s | seconds | kills | alone |"
-    yield "|---|---|---|---|"
+    own = own_lines(reach.tests)
+    yield f"| test of over {DEAR:g} s | seconds | kills | alone | own lines |"
+    yield "|---|---|---|---|---|"
     for test in sorted(reach.tests, key=lambda test: -test.seconds):
         if test.seconds > DEAR:
-            yield f"| {test.name} | {test.seconds:.1f} | {tests[test.name]} | {tests_alone[test.name]} |"
+            figures = tests[test.name], tests_alone[test.name], own[test.name]
+            yield f"| {test.name} | {test.seconds:.1f} | {' | '.join(map(str, figures))} |"
+
+
+def own_lines(tests: Sequence[Recorded]) -> dict[str, int]:
+    """For each test the number of lines of the package that it runs and no test that takes fewer seconds runs.
+
+    Example: of a test of 1 s that runs lines 1 and 2, and a test of 5 s that runs lines 2 and 3, each has one.
+    """
+    reached: dict[str, int] = {}
+    own: dict[str, int] = {}
+    for test in sorted(tests, key=lambda test: test.seconds):
+        own[test.name] = sum((mask & ~reached.get(file, 0)).bit_count() for file, mask in test.lines.items())
+        for file, mask in test.lines.items():
+            reached[file] = reached.get(file, 0) | mask
+    return own
