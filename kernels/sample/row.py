@@ -29,8 +29,8 @@ class Row(NamedTuple):
       stop: the end of the tokens that are visited, an int32 scalar or int: V, or 0 for a row that needs no visit.
       columns: the tiles of the row's tokens that `reduce` visits: all, or none if the candidates suffice; None for a
         row of candidates alone.
-      candidates: tokens and their keys, int32[block_v] each, that `reduce` visits before `columns`; a key of `LEAST` is
-        no token.
+      candidates: tokens and their keys, int32[ranks, block_v] each, that `reduce` visits before `columns`; a key of
+        `LEAST` is no token. None for a row without candidates.
       tokens: int32[B, V], the number of each logit's token; None if the logits are in the order of the tokens.
     """
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     number: Any
     stop: Any
     columns: Any
-    candidates: Ranks = ()
+    candidates: tuple[jax.Array, jax.Array] | None = None
     tokens: Any = None
 
     def numbers(self, j: tk.Tile) -> jax.Array:
@@ -52,8 +52,8 @@ class Row(NamedTuple):
 
     def reduce[T](self, step: Callable[[jax.Array, jax.Array, T], T], init: T) -> T:
         """Fold step(tokens, their keys, carry) over the candidates and the tiles of the row."""
-        for tokens, keys in self.candidates:
-            init = step(tokens, keys, init)
+        if self.candidates is not None:
+            init = step(*self.candidates, init)
         if self.columns is None:
             return init
         return tk.fold(self.columns, lambda j, carry: step(self.numbers(j), self.keys(j), carry), init)
@@ -115,7 +115,9 @@ def candidates(row: Row, ranks: int, block_v: int) -> tuple[Row, jax.Array]:
 
     init: tuple[Any, jax.Array] = (none,) * ranks, none[1]
     held, dropped = tk.fold(row.columns, step, init)
-    return row._replace(columns=None, candidates=held), dropped.max()
+    tokens, keys = zip(*held, strict=True)
+    # One tile of all ranks: the program has each step of a pass once, and not once for each rank.
+    return row._replace(columns=None, candidates=(jnp.stack(tokens), jnp.stack(keys))), dropped.max()
 
 
 def with_tokens(held: Ranks, tokens: jax.Array, keys: jax.Array) -> tuple[Ranks, jax.Array]:
@@ -132,5 +134,6 @@ def narrowed(row: Row, few: Row, least: jax.Array, suffices: jax.Array, block_v:
     """The row, whose `reduce` visits the candidates from `least` on if they suffice, otherwise all tokens."""
     vocabulary = row.logits.shape[1]
     columns = tk.serial(vocabulary, block_v, stop=jnp.where(suffices, 0, row.stop))
-    held = ((tokens, jnp.where(suffices & (keys >= least), keys, LEAST)) for tokens, keys in few.candidates)
-    return row._replace(columns=columns, candidates=tuple(held))
+    assert few.candidates is not None
+    tokens, keys = few.candidates
+    return row._replace(columns=columns, candidates=(tokens, jnp.where(suffices & (keys >= least), keys, LEAST)))
