@@ -10,7 +10,7 @@ ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo train generate test test-full test-levels mutants test-clients test-oldest check bench pytorch bench-tpu gpu docs clean
+.PHONY: help demo train generate test test-full test-levels mutants test-clients test-oldest check bench pytorch bench-tpu gpu docs docs-version clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 # Even where the environment forbids it, Python keeps bytecode: or else each process compiles all sources and tests again.
@@ -32,10 +32,11 @@ help:
 	@echo 'make bench-tpu    estimate the cycles of the TPU kernels and of their peers, without a TPU'
 	@echo 'make gpu          on a machine with an NVIDIA GPU: prove the kernels there, measure them against their peers'
 	@echo 'make docs         build the documentation into build/docs; a warning is an error'
+	@echo 'make docs-version commit the documentation to the branch gh-pages, as that of this version; nothing is pushed'
 	@echo 'make clean        remove the environments and everything else that was made'
 
 # The tests' CUDA plugin, where it is installed, prints a traceback on machines without a GPU.
-demo train generate bench docs: export JAX_PLATFORMS ?= cpu
+demo train generate bench docs docs-version: export JAX_PLATFORMS ?= cpu
 
 demo: .venv/installed-demo
 	@.venv/bin/python examples/demo.py
@@ -89,6 +90,13 @@ gpu:
 docs: .venv/installed-test .venv/installed-docs # pages show programs of Triton and LLVM
 	@.venv/bin/python -m docs.generate
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+# mike calls mkdocs by its name, and finds it on PATH alone.
+docs-version: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+docs-version: docs
+	@NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases \
+	  $$(python -c 'from importlib.metadata import version; print(version("tilekern"))') latest
+	@mike set-default latest
 
 clean:
 	rm -rf .venv .venv-clients .venv-oldest .venv-pytorch build dist *.egg-info bench/out
