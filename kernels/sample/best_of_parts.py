@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.ragged_dot.scaled import whole_bytes
 from tilekern.kernels.sample.arguments import Penalties
 from tilekern.kernels.sample.fixed_point import LOWEST, from_ordered, gumbel, ordered
 from tilekern.kernels.sample.kernel import NO_TOKEN
@@ -126,7 +127,8 @@ def is_certain(top: jax.Array, below: jax.Array, scale: jax.Array) -> jax.Array:
 def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """A tile of logits and a tile of weights fit the cache of a core."""
     rows, width = operands.hidden.shape
-    return {"block_b": even(rows, 64), "block_v": even(form.words(operands.weight), 256), "block_d": even(width, 256)}
+    blocks = {"block_b": even(rows, 64), "block_v": even(form.words(operands.weight), 256)}
+    return whole_bytes(blocks | {"block_d": even(width, 256)}, operands.weight)
 
 
 @best_of_parts.schedule("cuda")
@@ -145,8 +147,5 @@ def _tpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     rows, width = operands.hidden.shape
     block_v = tiled(form.words(operands.weight), 512, 128)
     whole = width * block_v * operands.hidden.dtype.itemsize <= 8 << 20
-    return {
-        "block_b": tiled(rows, 128, 128),
-        "block_v": block_v,
-        "block_d": max(1, width) if whole else tiled(width, 2048, 128),
-    }
+    block_d = max(1, width) if whole else tiled(width, 2048, 128)
+    return whole_bytes({"block_b": tiled(rows, 128, 128), "block_v": block_v, "block_d": block_d}, operands.weight)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, soonest_parts, tiled
+from tilekern.kernels.ragged_dot.scaled import whole_bytes
 from tilekern.kernels.sample.arguments import Penalties, Rates
 from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
 from tilekern.kernels.sample.kernel import drawable_tokens, drawn_token, rates_of
@@ -106,7 +107,8 @@ def completed_tokens(
 @completed_tokens.schedule("cpu")
 def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """A tile of the weight in the second-level cache."""
-    return {"block_v": min(form.words(operands.weight), 512), "block_d": even(operands.hidden.shape[1], 256)}
+    blocks = {"block_v": min(form.words(operands.weight), 512), "block_d": even(operands.hidden.shape[1], 256)}
+    return whole_bytes(blocks, operands.weight)
 
 
 @completed_tokens.schedule("cuda")
@@ -121,4 +123,4 @@ def _cuda(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
 def _tpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """A tile of the weight of at most 4 MiB."""
     block_v = tiled(form.words(operands.weight), 1024, 128)
-    return {"block_v": block_v, "block_d": tiled(operands.hidden.shape[1], 1024, 128)}
+    return whole_bytes({"block_v": block_v, "block_d": tiled(operands.hidden.shape[1], 1024, 128)}, operands.weight)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.ragged_dot.scaled import whole_bytes
 from tilekern.kernels.sample.arguments import Penalties, Rates
 from tilekern.kernels.sample.best_of_parts import part_of
 from tilekern.kernels.sample.fixed_point import LOWEST, from_ordered, ordered
@@ -140,7 +141,7 @@ def _holds_all(row: Row, rates: Rates, dropped: jax.Array) -> jax.Array:
 def _cpu(operands: Operands, *arguments: Any) -> dict[str, int]:
     """Blocks whose tile of candidates, [block_b, 128] int32, is in the first-level cache."""
     rows, width = operands.hidden.shape
-    return {"block_b": even(rows, 16), "block_d": even(width, 512)}
+    return whole_bytes({"block_b": even(rows, 16), "block_d": even(width, 512)}, operands.weight)
 
 
 @candidates_of_parts.schedule("cuda")
@@ -159,7 +160,8 @@ def _tpu(operands: Operands, *arguments: Any) -> dict[str, int]:
     """
     rows, width = operands.hidden.shape
     whole = width * LANES * operands.hidden.dtype.itemsize <= 8 << 20
-    return {"block_b": tiled(rows, 128, 128), "block_d": max(1, width) if whole else tiled(width, 2048, 128)}
+    block_d = max(1, width) if whole else tiled(width, 2048, 128)
+    return whole_bytes({"block_b": tiled(rows, 128, 128), "block_d": block_d}, operands.weight)
 
 
 @tokens_of_candidates.schedule("cpu")

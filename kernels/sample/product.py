@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 import tilekern as tk
+from tilekern.kernels.ragged_dot import products as scaled
 from tilekern.kernels.softcap import softcapped
 
 
@@ -16,13 +17,16 @@ class Operands(NamedTuple):
 
     Attributes:
       hidden: float [B, D].
-      weight: of the same dtype, [D, V]; or [V, D], as an embedding has it.
+      weight: of the same dtype, [D, V]; or [V, D], as an embedding has it. With a scale of 8 or 4 bits, [1, D, V] or
+        [1, V, D].
       bias: float [V], or None.
+      scale: float32[1, blocks of D, V or 1], what weights are multiplied by, also of [1, V, D]; or None.
     """
 
     hidden: Any
     weight: Any
     bias: Any = None
+    scale: Any = None
 
 
 class Form(NamedTuple):
@@ -38,7 +42,7 @@ class Form(NamedTuple):
 
     def words(self, weight: Any) -> int:
         """V."""
-        return weight.shape[not self.transpose_weight]
+        return weight.shape[-2 if self.transpose_weight else -1]
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,15 @@ class Product:
     def __getitem__(self, place: tuple[Any, tk.Tile]) -> jax.Array:
         """The logits of a place in the accumulator's dtype: [block_b, block_v], or [block_v] of one row."""
         rows, j = place
-        (hidden, weight, bias), is_tile = self.operands, isinstance(rows, tk.Tile)
+        bias, is_tile = self.operands.bias, isinstance(rows, tk.Tile)
+        logits = self._sums(rows, j) if self.operands.scale is None else self._scaled_sums(rows, j)
+        logits = logits if bias is None else logits + bias[j].astype(logits.dtype)[None, :]
+        logits = softcapped(logits, self.form.softcap)
+        return logits if is_tile else logits.reshape(j.size)
+
+    def _sums(self, rows: Any, j: tk.Tile) -> jax.Array:
+        """hidden @ weight, of one row [1, block_v]."""
+        (hidden, weight, *_), is_tile = self.operands, isinstance(rows, tk.Tile)
 
         def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
             x = hidden[rows, k]
@@ -71,7 +83,13 @@ class Product:
             return tk.dot(x if is_tile else x[None, :], w, acc)
 
         start = tk.zeros((rows if is_tile else 1, j), tk.accumulator(hidden.dtype))
-        logits = tk.fold(tk.serial(hidden.shape[1], self.block_d), step, start)
-        logits = logits if bias is None else logits + bias[j].astype(logits.dtype)[None, :]
-        logits = softcapped(logits, self.form.softcap)
-        return logits if is_tile else logits.reshape(j.size)
+        return tk.fold(tk.serial(hidden.shape[1], self.block_d), step, start)
+
+    def _scaled_sums(self, rows: Any, j: tk.Tile) -> jax.Array:
+        """`_sums` of a weight with scales, as `quantized_matmul` computes them."""
+        hidden, weight, _, scale = self.operands
+        i = rows if isinstance(rows, tk.Tile) else tk.tile(hidden.shape[0], 1, rows)
+        operands = scaled.Operands(hidden, (weight,), None, (scale,), self.form.transpose_weight)
+        only: Any = 0
+        (sums,) = scaled.products(operands, i, j, only, None, self.block_d)
+        return sums

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.quantized_array import QuantizedArray
 from tilekern.kernels.sample.checks import keys_of_rows
 from tilekern.kernels.softcap import softcapped
 
@@ -75,7 +76,7 @@ def reference(
 
 def hidden_reference(
     hidden: jax.Array,
-    weight: jax.Array,
+    weight: jax.Array | QuantizedArray,
     key: jax.Array,
     *,
     bias: jax.Array | None = None,
@@ -93,7 +94,8 @@ def hidden_reference(
 ) -> jax.Array:
     """The tokens of `sample_hidden`: `reference` of the logits, computed in `dtype` as `reference` is."""
     wide = dtype or jnp.promote_types(hidden.dtype, jnp.float32)
-    words = weight.T if transpose_weight else weight
+    dense = weight.dequantize(wide) if isinstance(weight, QuantizedArray) else weight
+    words = dense.T if transpose_weight else dense
     logits = jnp.matmul(hidden.astype(wide), words.astype(wide), precision=jax.lax.Precision.HIGHEST)
     logits = softcapped(logits if bias is None else logits + bias.astype(wide), softcap)
     return reference(

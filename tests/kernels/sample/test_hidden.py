@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import tilekern as tk
 from tests.kernels.sample.test_kernel import KEY, chi_squared, words_of
 from tilekern.errors import ArgumentError
+from tilekern.kernels import QuantizedArray
 from tilekern.kernels.sample import hidden_reference, sample, sample_hidden
 from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
 from tilekern.kernels.sample.checks import rates_of_rows
@@ -65,6 +66,31 @@ def test_bias_penalties_transposed_weights_and_rates_of_rows() -> None:
     np.testing.assert_array_equal(plain(), expected)
     turned = sample_hidden(hidden, weight.T, KEY, bias=bias, transpose_weight=True, block_v=16, **keywords)
     np.testing.assert_array_equal(turned, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "blocks", "transposed", "rate"),
+    [
+        ("int8", 84, (2, 21), False, {"top_p": 0.6}),
+        ("int8", 83, (1, 1), True, {}),
+        ("int4", 83, (1, 83), False, {}),
+        ("int4", 83, (2, 83), True, {"top_k": 5}),
+        ("int4", 40, (32, 40), False, {}),  # of single numbers: applied in memory
+        ("float8_e4m3fn", 84, (2, 1), False, {"temperature": 0.0}),
+        ("float4_e2m1fn", 300, (2, 300), False, {"min_p": 0.2}),
+    ],
+)
+def test_quantized_weights(
+    dtype: str, words: int, blocks: tuple[int, int], transposed: bool, rate: dict[str, Any]
+) -> None:
+    """The tokens of the dequantised weight: all products and sums are exact."""
+    hidden, _ = operands(5, 32, words)
+    random = np.random.default_rng(3)
+    values = jnp.asarray(random.integers(-2, 3, (32, words))).astype(dtype)
+    weight = QuantizedArray(values, jnp.asarray(2.0 ** random.integers(-3, 1, blocks), jnp.float32))
+    expected = sample(logits_of(hidden, np.asarray(weight.dequantize())), KEY, **rate)
+    turned = QuantizedArray(values.T, weight.scales.T) if transposed else weight
+    np.testing.assert_array_equal(sample_hidden(hidden, turned, KEY, transpose_weight=transposed, **rate), expected)
 
 
 def test_softcap() -> None:
@@ -248,6 +274,9 @@ H, W = jnp.ones((2, 3)), jnp.ones((3, 5))
         ({"weight": W.astype(jnp.bfloat16)}, "the arrays of sample_hidden do not fit"),
         ({"weight": jnp.ones((3, 0))}, "the arrays of sample_hidden do not fit"),
         ({"hidden": jnp.ones((2, 3), int)}, "the arrays of sample_hidden do not fit"),
+        ({"weight": QuantizedArray(W.T.astype("int8"), jnp.ones((1, 1)))}, "the arrays of sample_hidden do not fit"),
+        ({"weight": QuantizedArray(W.astype("int8"), jnp.ones((2, 1)))}, "the scales of weight of sample_hidden"),
+        ({"weight": QuantizedArray.quantize(W, zero_point=True)}, "sample_hidden cannot take this weight"),
         ({"bias": jnp.ones(4)}, "the arrays of sample_hidden do not fit"),
         ({"softcap": 0.0}, "sample_hidden cannot take this softcap"),
         ({"key": jnp.ones(2)}, "sample_hidden cannot take this key"),
