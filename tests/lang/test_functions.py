@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilekern as tk
-from tests.lang.checks import BLOCKS, COMPILED, EXTENTS, check, kernel, like_first, numbers, refused
+from tests.lang.checks import BLOCKS, COMPILED, EXTENTS, WIDE, check, interpreted, kernel, like_first, numbers, refused
 from tilekern.errors import ArgumentError
 
 X = numbers(4, 6)
@@ -167,3 +167,26 @@ def test_full_of_more_than_a_scalar() -> None:
         ArgumentError, "a tile is filled with one scalar", expected="f32", got="float32[6]", fix="broadcast_to"
     ):
         f.trace(X)
+
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"]
+
+
+@WIDE
+@given(
+    st.sampled_from(INTEGERS), st.one_of(st.integers(-(2**33), 2**33), st.integers(-3, 300), st.floats(), st.booleans())
+)
+def test_full_of_a_number_that_the_dtype_does_not_hold(dtype, value) -> None:
+    """A number is stored as it is, or it is refused: it never wraps around, and is not rounded."""
+
+    @kernel(((2,), np.dtype(dtype)))
+    def f(x, out):
+        out[...] = tk.full(2, value, dtype)
+
+    limits = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if limits[0] <= value <= limits[1] and value == int(value):
+        (result,) = interpreted(f, X)
+        assert result.tolist() == [value, value]
+    else:
+        with pytest.raises(ArgumentError, match="a tile is filled with one scalar"):
+            f.trace(X)

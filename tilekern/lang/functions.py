@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tilekern import _jax
@@ -86,18 +87,32 @@ def _misfit(expected: str, left: jax.Array, right: jax.Array, fix: str) -> Argum
 
 @checked
 def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """Tile filled with `value`, float32 by default. Entries of `shape` are ints or Tiles; a Tile counts as its size."""
+    """Tile filled with `value`, float32 by default. Entries of `shape` are ints or Tiles; a Tile counts as its size.
+
+    `value` is a number that the dtype holds, or a traced scalar, which is cast.
+    """
     entries = cast(Sequence[Any], shape) if isinstance(shape, (tuple, list)) else (shape,)
     sizes = [e.size if isinstance(e, Tile) else static_int(e, "a size of the tile", 0) for e in entries]
     tile_dtype = _dtype(dtype)
-    if isinstance(value, complex) or (_jax.is_array(value) and value.shape != ()):
+    if not _holds(tile_dtype, value):
         raise ArgumentError(
             "a tile is filled with one scalar",
             expected=f"a scalar of dtype {dtype_name(tile_dtype)}",
             got=f"value = {describe(value)}",
-            fix="use jnp.broadcast_to for a tile",
+            fix="use jnp.broadcast_to for a tile, and another dtype for a number that this one does not hold",
         )
     return jnp.full(sizes, value, tile_dtype)
+
+
+def _holds(dtype: DType, value: Any) -> bool:
+    """True for a scalar array, and for a number that the dtype holds; a float dtype may round the number."""
+    number: Any = cast(Any, value).item() if isinstance(value, np.generic) else value
+    if _jax.is_array(number):
+        return number.shape == ()
+    if isinstance(number, complex) or not isinstance(number, (int, float)) or jnp.issubdtype(dtype, jnp.floating):
+        return not isinstance(number, complex)
+    low, high = (0, 1) if dtype == jnp.bool_ else (int(limit) for limit in (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max))
+    return low <= number <= high and number == int(number)
 
 
 def _dtype(dtype: Any) -> DType:
