@@ -229,7 +229,7 @@ def refuse(
         f"{name} does not take these arguments: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
         expected=f"{name}{_parameters(function)}",
         got=f"({', '.join(shown)})",
-        fix=f"see help({name}): {usage}",
+        fix=f"see help({name})" + (f": {usage}" if usage else ""),
     ) from error
 
 

@@ -188,12 +188,12 @@ def test_a_store_that_disagrees_with_out_type() -> None:
 def test_an_element_that_is_never_stored() -> None:
     """The interpreter finds it; a compiled kernel has no way to."""
 
-    @tk.kernel(out_type=lambda x: S(9))
+    @tk.kernel(out_type=lambda x: S(6))
     def f(x, out):
         i = tk.parallel(6, 4)
-        out[i] = x[i]
+        out.store(i, x[i], mask=x[i] != 3)
 
-    with pytest.raises(UnwrittenError, match=r"out\[8\] is never stored") as raised:
+    with pytest.raises(UnwrittenError, match=r"out\[2\] is never stored") as raised:
         tk.interpret(f.trace(X))(X)
     assert raised.value.loc.function == "f"
 
@@ -384,11 +384,43 @@ def test_a_block_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
         f.trace(X).lower("cuda:sm_90")  # <-
 
 
-@pytest.mark.parametrize("shape", [(-1,), (3, -2), (np.int64(-1),)])
-def test_an_output_of_negative_size(shape: Any) -> None:
+@pytest.mark.parametrize("shape", [(-1,), (3, -2), (np.int64(-1),), (6.0,), (np.float32(6),), ("6",)])
+def test_an_output_of_a_size_that_is_none(shape: Any) -> None:
     @tk.kernel(out_type=lambda x: S(*shape))
     def f(x, out):  # <-
         out[...] = x[...]
 
-    with refused(ArgumentError, "a negative size", expected="at least 0", got="shape = (", fix="the inputs' shapes"):
+    with refused(
+        ArgumentError, "a size that is none", expected="at least 0", got="shape = (", fix="the inputs' shapes"
+    ):
         f(X)
+
+
+def test_an_output_of_keys() -> None:
+    @tk.kernel(out_type=lambda x: jax.eval_shape(lambda: jax.random.key(0)))
+    def f(x, out):  # <-
+        out[...] = x[...]
+
+    with refused(ArgumentError, "no array type", expected="ShapeDtypeStruct", got="key<fry>[]", fix="ShapeDtypeStruct"):
+        f(X)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_ref_of_jax(transform: Any) -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def f(x, out):
+        out[...] = x[...]
+
+    with pytest.raises(ArgumentError, match=r"(?s)^f .*Ref.*Ref\{float32\[6\]\}.*\[\.\.\.\]"):
+        transform(f)(jax.new_ref(jnp.asarray(X)))
+
+
+@pytest.mark.parametrize("argument", ["abc", {1.0}, np.array([object()]), np.ones(3, np.longdouble), memoryview(b"a")])
+def test_an_error_names_the_kernel_and_no_function_of_ours(argument: Any) -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def copied(x, out):
+        out[...] = x[...]
+
+    with pytest.raises(ArgumentError, match="copied") as raised:
+        copied(argument)
+    assert "<locals>" not in str(raised.value) and not raised.value.fix.endswith(": ")

@@ -219,7 +219,7 @@ class Declared:
             """Only under a trace can the body close over traced values: there it is traced for each call."""
             return (run if _jax.is_tracing() else jitted)(*args)
 
-        run.__name__ = self.signature.name
+        run.__name__ = run.__qualname__ = self.signature.name  # JAX names the function in errors about its arguments
         jitted: Callable[..., Any] = jax.jit(run)
         self._functions[key] = function = run_anew if self._captures_tracers else jitted
         return function

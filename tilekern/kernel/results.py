@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax
@@ -125,12 +126,18 @@ def _is_stored(dtype: DType, shape: tuple[Any, ...]) -> bool:
     return is_dtype(dtype) or (dtype in FOUR_BITS and len(shape) > 0)
 
 
+def _is_size(size: Any) -> bool:
+    return jax.export.is_symbolic_dim(size) or (hasattr(size, "__index__") and size >= 0)
+
+
 def _check_output(name: str, leaf: Any) -> None:
-    if isinstance(getattr(leaf, "shape", None), tuple) and _is_stored(np.dtype(leaf.dtype), leaf.shape):
-        if any(isinstance(size, (int, np.integer)) and size < 0 for size in leaf.shape):
+    dtype, shape = (cast(Any, getattr(leaf, part, None)) for part in ("dtype", "shape"))
+    is_array = dtype is not None and isinstance(shape, tuple) and not jnp.issubdtype(dtype, jax.dtypes.extended)
+    if is_array and _is_stored(np.dtype(dtype), cast(Any, shape)):
+        if not all(map(_is_size, cast(Any, shape))):
             raise ArgumentError(
-                f"out_type of {name} returned a shape with a negative size",
-                expected="sizes of at least 0",
+                f"out_type of {name} returned a shape with a size that is none",
+                expected="integers of at least 0",
                 got=f"shape = {leaf.shape}",
                 fix="compute the shape from the inputs' shapes, which may be smaller than out_type supposes",
             )

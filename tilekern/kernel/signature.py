@@ -281,8 +281,15 @@ def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape of an array argument and its dtype, as JAX would canonicalise it; 4-bit dtypes stay.
 
     Raises:
-      ArgumentError: the dtype is none of the language's.
+      ArgumentError: the dtype is none of the language's, or the argument is a Ref of JAX.
     """
+    if isinstance(leaf, jax.Ref):
+        raise ArgumentError(
+            f"{name} takes arrays, and no Ref of JAX",
+            expected="an array",
+            got=f"{path} = {jax.typeof(leaf)}",
+            fix=f"pass what it holds, {path}[...], and store the result to it",
+        )
     shaped = leaf if _jax.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
     dtype: Any = shaped.dtype
     plain = not jnp.issubdtype(dtype, jax.dtypes.extended)
