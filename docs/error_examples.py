@@ -148,18 +148,18 @@ EXAMPLES: dict[str, str] = {
     """,
     "UnwrittenError": """
         @tk.kernel(out_type=like)
-        def first(x, out):
-            out[0] = x[0]
+        def small(x, out):
+            out.store(..., x[...], mask=x[...] > 1)
 
-        tk.interpret(first.trace(x))(x)
+        tk.interpret(small.trace(x))(x)
     """,
     "WriteConflictError": """
-        @tk.kernel(out_type=like)
-        def rows(x, out):
+        @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct((4, 4), x.dtype))
+        def pairs(x, out):
             i = tk.parallel(x.shape[0])
-            out[...] = x[...] + i
+            out[i // 2] = x[i]
 
-        tk.interpret(rows.trace(x))(x)
+        tk.interpret(pairs.trace(x))(x)
     """,
     "DeviceAssertionError": """
         @tk.kernel(out_type=like)

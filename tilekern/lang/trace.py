@@ -28,6 +28,7 @@ from tilekern.ir.memory import Load, WriteOp
 from tilekern.ir.records import record
 from tilekern.ir.types import DType, RefType, Role, packed_type
 from tilekern.ir.verify import verify
+from tilekern.lang.coverage import check_coverage
 from tilekern.lang.importer import Importer, escaped, unknown_size
 from tilekern.lang.refs import Ref
 from tilekern.lang.state import TraceState, tracing
@@ -131,6 +132,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     _check_stores(func, state)
     _check_hoists(func)
     check_loads(func)
+    check_coverage(func)
     verify(func)
     return Tracing(func, tuple(_jax.snapshot(array) for array, _ in importer.captured))
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tilekern import source
 from tilekern.errors import OutputError
-from tilekern.ir.analysis.ranges import FALSE, Interval, analyze, position_interval
+from tilekern.ir.analysis.ranges import FALSE, Interval, analyze, fold_runs, position_interval
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, WriteOp
@@ -94,20 +94,12 @@ class _Check:
 
     def _loop(self, op: Fold | While, before: _Before) -> frozenset[Value]:
         stores = frozenset(inner.ref for r in op.regions for inner in r.walk() if isinstance(inner, WriteOp))
-        inside = before if self._runs(op) else before.conditional()
+        runs = isinstance(op, Fold) and fold_runs(op, self._ranges)
+        inside = before if runs else before.conditional()
         inside = replace(inside, looped=inside.looped | stores)
         for region in op.regions:  # a while's condition, then its body
             inside = replace(inside, stored=self.block(region, inside))
         return stores
-
-    def _runs(self, op: Fold | While) -> bool:
-        """True if a loop surely runs at least once."""
-        if isinstance(op, While):
-            return False
-        start, stop = self._ranges.get(op.start), self._ranges.get(op.stop)
-        if start is None or stop is None:
-            return False
-        return op.axis.first_tile(start.high) < op.axis.end_tile(stop.low)
 
     def _reads(self, op: Load, looped: bool) -> bool:
         """True if a load surely reads an element. Outside of loops with stores, a mask is assumed to hold somewhere."""

@@ -347,6 +347,14 @@ def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Inter
     return Interval(first, (axis.tiles if stop is None else axis.end_tile(stop.high)) - 1)
 
 
+def fold_runs(op: Fold, ranges: Mapping[Value, Interval]) -> bool:
+    """True if a fold surely runs at least one tile."""
+    start, stop = ranges.get(op.start), ranges.get(op.stop)
+    if start is None or stop is None:
+        return False
+    return op.axis.first_tile(start.high) < op.axis.end_tile(stop.low)
+
+
 # --- a function ----------------------------------------------------------------------------------------------------
 
 
