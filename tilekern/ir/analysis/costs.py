@@ -83,11 +83,11 @@ class OpWork:
       array: the array of an access.
     """
 
-    flops: float = 0.0
-    dots: float = 0.0
-    transcendentals: float = 0.0
-    elements: float = 0.0
-    array: Value | None = None
+    flops: float
+    dots: float
+    transcendentals: float
+    elements: float
+    array: Value | None
 
     @property
     def itemsize(self) -> int:
