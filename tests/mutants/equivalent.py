@@ -3,4 +3,7 @@
 EQUIVALENT: dict[str, str] = {
     "tilekern/training/adamw.py:_stepped:dtype:b4e52b38": "coordinates from 0 on have the same bits as int32",
     "tilekern/nn/attention.py:dot_product_attention:dtype:91b9c372": "zeros are the same in both dtypes",
+    "tilekern/distributed/ring.py:_merged:swap:59b81bb5": "logaddexp is symmetric, in floats too",
+    "tilekern/distributed/ring.py:_Derivative.along:flag:1c1c8896": "a barrier orders memory, and changes no value",
+    "tilekern/kernel/divided.py:<module>:bound:a379a09e": "the size of a cache: a lost entry is computed again",
 }
