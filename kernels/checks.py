@@ -39,6 +39,8 @@ def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any
     if fits:
         return
     got = ", ".join(f"{name} = {describe(x)}" for name, x in arrays.items())
+    lists = [name for name, x in arrays.items() if isinstance(x, list | tuple)]
+    fix = f"make an array of a list: jnp.asarray({lists[0]}); {fix}" if lists else fix
     raise ArgumentError(f"the arrays of {function} do not fit", expected=expected, got=got, fix=fix)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels import flash_attention
+from tilekern.kernels import flash_attention, rope
 from tilekern.kernels.checks import lies_in, refusal, softcap_of_scores
 
 pytestmark = pytest.mark.one_backend
@@ -44,3 +44,9 @@ def test_words_that_a_user_gives_are_shown_as_an_argument() -> None:
     with pytest.raises(ArgumentError, match="flash_attention cannot take this causal") as caught:
         flash_attention(x, x, x, causal="top left")  # type: ignore[arg-type]  # here
     assert "causal = 'top left'" in caught.value.got and "# here" in caught.value.loc.snippet()
+
+
+def test_a_list_in_the_place_of_an_array_is_named() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        rope([1.0, 2.0])  # type: ignore[arg-type]
+    assert caught.value.fix.startswith("make an array of a list: jnp.asarray(x); ")

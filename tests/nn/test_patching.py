@@ -151,3 +151,8 @@ def test_other_names() -> None:
         tk.patch("gelu").__enter__()  # <-
     with pytest.raises(AttributeError, match="no attribute 'patches'"):
         tk.patches  # noqa: B018 -- the attribute is asked for
+
+
+def test_names_in_a_list() -> None:
+    with refused(ArgumentError, "patch replaces no function", expected="softmax", got="list", fix="one by one"):
+        tk.patch(["softmax"]).__enter__()  # type: ignore[arg-type]  # <-

@@ -84,6 +84,14 @@ def test_axes_that_are_refused(name: str, axis: Any) -> None:
 
 
 @NAMES
+def test_a_number_has_no_last_axis(name: str) -> None:
+    with refused(
+        ArgumentError, f"the axis of {name}", expected="at least one dim", got="for a number", fix="atleast_1d"
+    ):
+        getattr(nn, name)(1.0)  # <-
+
+
+@NAMES
 @pytest.mark.parametrize("where", [MASK[:, :2], X], ids=["shape", "dtype"])
 def test_masks_that_are_refused(name: str, where: Any) -> None:
     with refused(ArgumentError, f"{name} cannot take this where", expected="[2, 3, 5]", got="where = ", fix="compare"):

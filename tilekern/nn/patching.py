@@ -76,7 +76,7 @@ def patch(*names: str, strict: bool = False) -> AbstractContextManager[None]:
             "patch replaces no function of this name" if unknown else "patch is strict, or it is not",
             expected=f"names of {', '.join(_REPLACEMENTS)}; strict=True or False",
             got=describe(unknown[0]) if unknown else f"strict = {describe(strict)}",
-            fix="leave names out to replace all",
+            fix='give names one by one, patch("softmax", "log_softmax"); leave them out to replace all',
         )
     return _patched(names or tuple(_REPLACEMENTS), strict)
 

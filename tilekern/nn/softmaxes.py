@@ -96,12 +96,11 @@ def _axes(name: str, axis: Any, rank: int) -> tuple[int, ...]:
         axes = [rank]
     if all(-rank <= a < rank for a in axes) and len({a % max(rank, 1) for a in axes}) == len(axes):
         return tuple(a % rank for a in axes)
-    raise ArgumentError(
-        f"the axis of {name} is not one of the array",
-        expected=f"ints in [{-rank}, {rank}), each once, or None for all",
-        got=f"axis = {describe(axis)}",
-        fix="leave it out for the last axis",
-    )
+    of_array = f"ints in [{-rank}, {rank}), each once, or None for all", "leave it out for the last axis"
+    of_number = "at least one dim, or axis=None", "jnp.atleast_1d makes an array of one element"
+    expected, fix = of_array if rank else of_number
+    got = f"axis = {describe(axis)}" + ("" if rank else ", for a number")
+    raise ArgumentError(f"the axis of {name} is not one of the array", expected=expected, got=got, fix=fix)
 
 
 def _mask(name: str, where: Any, shape: tuple[int, ...]) -> jax.Array:
