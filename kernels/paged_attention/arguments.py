@@ -74,7 +74,7 @@ class Tables(NamedTuple):
     count: Any
 
     def of_sequences(self, start: Any, lengths: Any, pages: Any) -> Tables:
-        """The tables of sequences start, start + 1, ... of one token each, of these lengths and pages."""
+        """The tables of sequences start, start + 1, ... of one token each, with the given lengths and pages."""
         starts = jnp.arange(lengths.shape[0] + 1, dtype=jnp.int32)
         return self if isinstance(start, int) else Tables(starts, lengths, pages, self.count - start)
 

@@ -94,8 +94,9 @@ def picture(func: Func, program: Sequence[int] | None = None) -> Picture:
     if not runs:
         return Picture(_svg(func, (), f"Grid of {_grid_of(func)} programs."))
     own = tuple(touches(func, chosen))
-    every = (*own, *(touch for other in _along_each_axis(func, chosen) for touch in touches(func, other)))
-    arrays = [_drawn(param, extents, own, every) for param, extents in _arrays(every)]
+    neighbours = (touch for program in _along_each_axis(func, chosen) for touch in touches(func, program))
+    accesses = (*own, *neighbours)
+    arrays = [_drawn(param, extents, own, accesses) for param, extents in _arrays(accesses)]
     return Picture(_svg(func, arrays, _caption(func, chosen)))
 
 

@@ -1,7 +1,7 @@
 """Check that programs store each element of a plain output, and store it once, as far as a traced kernel decides it.
 
-A compiled program cannot tell: an element that no program stores holds what was in memory before, and of two programs
-that store one element the last one wins. Both are wrong silently. `tk.interpret` checks each element of one call. The
+A compiled program cannot tell: an element that no program stores holds old bytes of memory, and of two programs that
+store one element the last one wins. Both are wrong silently. `tk.interpret` checks each element of one call. The
 checks here hold for all calls: they refuse a kernel only if each of its calls is wrong.
 
 - An element is left out if the positions of all stores, for all tiles of the grid and of loops, stay away from it.
@@ -65,7 +65,7 @@ def _check_reached(func: Func, output: Value, stores: Sequence[Store], ranges: M
 
 
 def _may_run(block: Block, ranges: Mapping[Value, Interval]) -> Iterator[Store]:
-    """The stores of a block, but for those in loops that never run."""
+    """The stores of a block, without the stores in loops that never run."""
     for op in block.ops:
         if isinstance(op, Store):
             yield op

@@ -66,10 +66,10 @@ def origins(code: Sequence[Instruction], deciding: Collection[int]) -> list[int]
 def exchanged(
     instructions: Iterable[Instruction], threads: Callable[[int, int], Thread], warps: int
 ) -> list[dict[int, tuple[Value, ...]]]:
-    """For each warp what its first thread gets from other threads, by the address of the instruction.
+    """For each warp the values that its first thread gets from other threads, by the address of the instruction.
 
     Args:
-      instructions: the exchanges, and what they depend on, see `origins`.
+      instructions: the exchanges, and the instructions on which exchanges depend, see `origins`.
       threads: the state of a thread at its start, by the numbers of the warp and of the lane.
       warps: warps of a program.
     """
@@ -106,8 +106,8 @@ def _exchange(warp: Sequence[Thread], instruction: Instruction, memory: Memory) 
         rows = _shuffled(warp, instruction)
     else:
         values = [t.read(instruction.inputs[0]) for t, runs in zip(warp, active, strict=True) if runs]
-        known = [value for value in values if value is not None]
-        rows = [(_combined(known, instruction) if len(known) == len(values) else None,)] * WARP
+        operands = [value for value in values if value is not None]
+        rows = [(_combined(operands, instruction) if len(operands) == len(values) else None,)] * WARP
     for thread, values, runs in zip(warp, rows, active, strict=True):
         if runs is not False:
             thread.registers.update(dict.fromkeys(instruction.writes))

@@ -25,8 +25,8 @@ class Iterations:
 
     The bounds of a fold are computed from leaves: indices of the grid and of outer folds, and data. If there are few
     combinations of the leaves' values, all are tried, else a sample, the same each time. Data count as drawn evenly and
-    independently from their proved range; without a proof, from the axis of the fold. Tiles of `arrays`, by param, are
-    known, and with them sums and other values of them.
+    independently from their proved range; without a proof, from the axis of the fold. Tiles of `arrays`, by param, have
+    the elements of the array, so sums of such tiles are exact.
     """
 
     def __init__(self, func: Func, arrays: Mapping[Value, Array] | None = None) -> None:

@@ -421,7 +421,7 @@ def _beside_own(op: Op, facts: Sequence[_Fact]) -> _Fact:
     Example: a scan along dim 1 of a tile whose own dim is 0 has the own dim 0.
 
     Raises:
-      _CombinedError: the op combines or moves lanes along the own dim, or is none of these ops.
+      _CombinedError: the op combines or moves lanes along the own dim, or its class has no rule here.
     """
     own, rank = next(fact.own for fact in facts if fact.own is not None), len(op.results[0].tile.shape)
     shape = op.operands[0].tile.shape
