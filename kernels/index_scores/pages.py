@@ -27,6 +27,9 @@ class KeyPages(NamedTuple):
     key_scale: jax.Array | float | None = None
 
 
+jax.export.register_namedtuple_serialization(KeyPages, serialized_name="tilekern.KeyPages")
+
+
 @takes_python_numbers
 def write_index_keys(
     key_pages: jax.Array,

@@ -132,6 +132,9 @@ CALLS: dict[str, Call] = {
         ("I4U", "TU", "R", "RP", "4"),
         {2: lengths, 3: small, 4: starts},
     ),
+    "write_index_keys": Call(
+        kernels.write_index_keys, ("I4H", "TH", "R", "RP", "4"), {2: lengths, 3: small, 4: starts}
+    ),
     "copy_pages": Call(kernels.copy_pages, ("I44H", "R", "R"), {1: small, 2: lengths}),
     "adamw_step": Call(
         lambda *arrays: kernels.adamw_step(*arrays, jnp.ones(4), None, (), b1=0.5, b2=0.5, eps=0.5, weight_decay=0.5),

@@ -62,6 +62,7 @@ FREE = {
     "select_keys": "B",
     "write_pages": "HIPT",
     "write_latents": "IPT",
+    "write_index_keys": "HIPT",
     "copy_pages": "HIR",
     "adamw_step": "MC",
     "QuantizedArray.quantize": "BMC",
