@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import cast
 
 from tilekern.errors import ArgumentError, TargetError, checked
 from tilekern.lower.backend import Backend, Device, Target
@@ -146,21 +147,26 @@ def resolve(name: str, emitter: str | None = None) -> Target:
     Raises:
       TargetError: there is no such target, or it has no such emitter.
     """
-    if isinstance(name, str) and "+" in name and emitter is None:  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+    if not isinstance(cast(object, name), str):  # users pass anything
+        raise _no_target(name)
+    if "+" in name and emitter is None:
         name, _, emitter = name.partition("+")
     if emitter is not None:
         return _with_emitter(resolve(name), emitter)
-    target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
-    if isinstance(name, str) and name == "cpu":  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
-        target = replace(on_platform("cpu", None), fallback="always")
-    if target is None:
-        raise TargetError(
-            "there is no such target",
-            expected=f"'cpu' or one of {', '.join(map(repr, TARGETS))}",
-            got=f"target = {name!r}",
-            fix=f"name one of these; {DEFAULT.name!r}, the portable backend, runs on every platform of JAX",
-        )
-    return target
+    if name == "cpu":
+        return replace(on_platform("cpu", None), fallback="always")
+    if name not in TARGETS:
+        raise _no_target(name)
+    return TARGETS[name]
+
+
+def _no_target(name: object) -> TargetError:
+    return TargetError(
+        "there is no such target",
+        expected=f"'cpu' or one of {', '.join(map(repr, TARGETS))}",
+        got=f"target = {name!r}",
+        fix=f"name one of these; {DEFAULT.name!r}, the portable backend, runs on every platform of JAX",
+    )
 
 
 def _with_emitter(target: Target, emitter: str) -> Target:

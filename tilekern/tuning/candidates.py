@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from typing import cast
 
 from tilekern.errors import ArgumentError
 from tilekern.ir.compute import Dot
@@ -186,11 +187,13 @@ def _with_each(row: Settings, signature: Signature, emitters: Sequence[str]) -> 
 def _rows(candidates: object) -> list[dict[str, Tunable]] | None:
     if isinstance(candidates, Mapping):
         rows: list[dict[str, Tunable]] = [{}]
-        for name, options in candidates.items():  # pyright: ignore[reportUnknownVariableType] -- users pass anything
+        for name, options in cast(Mapping[object, object], candidates).items():
             if not isinstance(options, list | tuple):
                 return None
-            rows = [{**row, str(name): value} for row in rows for value in options]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- as above
+            rows = [{**row, str(name): value} for row in rows for value in cast(Sequence[Tunable], options)]
         return rows
-    if isinstance(candidates, list | tuple) and all(isinstance(row, Mapping) for row in candidates):  # pyright: ignore[reportUnknownVariableType] -- as above
-        return [dict(row) for row in candidates]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- as above
+    if isinstance(candidates, list | tuple):
+        listed = cast(Sequence[object], candidates)
+        if all(isinstance(row, Mapping) for row in listed):
+            return [dict(cast(Mapping[str, Tunable], row)) for row in listed]
     return None
