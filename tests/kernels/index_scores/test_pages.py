@@ -10,28 +10,22 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.kernels.index_scores.test_kernel import check
+from tests.kernels.mla_attention.test_pages import PAGE, tables_of_writes
 from tilekern.errors import ArgumentError
 from tilekern.kernels.index_scores import index_scores, reference, select_keys, write_index_keys, write_reference
 from tilekern.testing import in_float64
 
-PAGES, PAGE, WIDTH, HEADS = 16, 4, 16, 6
+PAGES, WIDTH, HEADS = 16, 16, 6
 QUANTIZED = ["int8", "float8_e4m3fn", "float8_e5m2"]
 
 
 def problem(dtype: str, cache_dtype: str) -> list[Any]:
     """The arguments of `write_index_keys`: a row of tables that is none, and a length behind the table."""
     random = np.random.default_rng(0)
-    tokens, lengths = (3, 1, 0, 6, 1), (9, 1, 4, 6, 40)
-    table = np.full((6, 3), -1, np.int32)
-    order = iter(random.permutation(PAGES))
-    for row, length in zip(table, lengths, strict=False):
-        for n in range(min(3, -(-length // PAGE))):
-            row[n] = next(order)
-    starts = np.full(7, 99, np.int32)
-    starts[:6] = np.cumsum([0, *tokens])
-    new = random.standard_normal((sum(tokens) + 2, WIDTH)).astype(jnp.dtype(dtype))
+    tokens, tables = tables_of_writes(random, PAGES)
+    new = random.standard_normal((tokens, WIDTH)).astype(jnp.dtype(dtype))
     pool = random.integers(-9, 9, (PAGES, PAGE, WIDTH)).astype(jnp.dtype(cache_dtype))
-    return [pool, new, np.array([*lengths, 7], np.int32), table, starts, np.array([5], np.int32)]
+    return [pool, new, *tables]
 
 
 def prompt(dtype: str, cache_dtype: str) -> list[Any]:

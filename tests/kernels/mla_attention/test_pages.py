@@ -18,23 +18,32 @@ PAGES, PAGE, WIDTH, ROPE = 13, 4, 16, 8
 SCALES = {"none": None, "one": (), "keys": (PAGES, PAGE)}
 
 
-def problem(dtype: str, cache_dtype: str, form: str = "array") -> list[Any]:
-    """The arguments of `write_latents`: a row of tables that is none, and a length behind the table."""
-    random = np.random.default_rng(0)
+def tables_of_writes(random: np.random.Generator, pages: int) -> tuple[int, list[np.ndarray]]:
+    """(tokens, [kv_lens, page_indices, cu_q_lens, num_seqs]) of five sequences in a cache of `pages` pages.
+
+    Two of the tokens are in no sequence, a row of tables is none, and a length is behind its table.
+    """
     tokens, lengths = (3, 1, 0, 6, 1), (9, 1, 4, 6, 40)
     table = np.full((6, 3), -1, np.int32)
-    order = iter(random.permutation(PAGES))
+    order = iter(random.permutation(pages))
     for row, length in zip(table, lengths, strict=False):
         for n in range(min(3, -(-length // PAGE))):
             row[n] = next(order)
     starts = np.full(7, 99, np.int32)
     starts[:6] = np.cumsum([0, *tokens])
-    new = random.standard_normal((sum(tokens) + 2, WIDTH + ROPE)).astype(jnp.dtype(dtype))
+    return sum(tokens) + 2, [np.array([*lengths, 7], np.int32), table, starts, np.array([5], np.int32)]
+
+
+def problem(dtype: str, cache_dtype: str, form: str = "array") -> list[Any]:
+    """The arguments of `write_latents`: a row of tables that is none, and a length behind the table."""
+    random = np.random.default_rng(0)
+    tokens, tables = tables_of_writes(random, PAGES)
+    new = random.standard_normal((tokens, WIDTH + ROPE)).astype(jnp.dtype(dtype))
     pool = random.integers(-9, 9, (PAGES, PAGE, WIDTH + ROPE)).astype(jnp.dtype(cache_dtype))
     cache = {"array": pool, "head": pool[:, :, None], "pair": (pool[..., :WIDTH], pool[..., WIDTH:])}[form]
     if form == "pair":
         new = new[..., :WIDTH], new[..., WIDTH:]
-    return [cache, new, np.array([*lengths, 7], np.int32), table, starts, np.array([5], np.int32)]
+    return [cache, new, *tables]
 
 
 def same(found: Any, expected: Any) -> None:
