@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up Hypothesis, after `tests/conftest.py` has."""
+    """Set up Hypothesis, after `conftest.py` has."""
     parent = settings.get_profile(str(config.getoption("--hypothesis-profile") or "ci"))
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("chosen", parent=parent, phases=phases, report_multiple_bugs=False)

@@ -42,7 +42,7 @@ _KILLS = 25
 """Failures after which a batch ends."""
 
 _CONFIRMED = 3
-"""The number of killers that are run again without the fault; those that passed beside another fault are sound."""
+"""The number of killers that are run again without the fault."""
 
 _WHOLE = 6.0
 """The seconds of all tests of a file, as a multiple of those of the ordinary run."""
@@ -160,9 +160,8 @@ def _row(fault: Edit, reach: Reach, tree: Tree, effort: Effort) -> Row:
 def confirmed(killers: list[str], batch: Sequence[Recorded], tree: Tree, suite: str) -> list[str]:
     """The killers without those that fail in the tree without a fault, too; none if the first ones all do."""
     seconds = {test.name: test.seconds for test in batch}
-    doubted = [name for name in killers if name not in tree.sound][:_CONFIRMED]
-    if len(doubted) < min(len(killers), _CONFIRMED):
-        return killers  # some of them have passed before
+    # A test that passed beside others may fail alone, so that none is believed because it passed before.
+    doubted = killers[:_CONFIRMED]
     again = [Recorded(name, seconds.get(name, 20.0)) for name in doubted if "::" in name]
     passed, failed = tree.outcomes(again or batch[:1], suite)
     if not again:  # a process ended outside of its tests: without the fault, a file of tests runs to its end
@@ -228,11 +227,9 @@ class Tree:
 
     Attributes:
       path: of its root.
-      sound: the tests that passed in it: their failure is the fault's.
     """
 
     path: Path
-    sound: set[str] = field(default_factory=set[str])
 
     def plant(self, fault: Edit) -> None:
         """Plant a fault. Its file is newer than all others, so its compiled code is not that of the original."""
@@ -268,9 +265,7 @@ class Tree:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY)),
         )
         hangs = _wait(process, events, {test.name: test.seconds for test in tests})
-        passed, failed = _read(events, process.returncode, hangs)
-        self.sound.update(passed)
-        return passed, failed
+        return _read(events, process.returncode, hangs)
 
 
 def _wait(process: subprocess.Popen[bytes], events: Path, seconds: dict[str, float]) -> bool:

@@ -1,12 +1,13 @@
 """For all tests: JAX on CPUs, the same random examples on every run, samples of sweeps, the longest files first."""
 
 import gc
+import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 # What tilekern compiles is kept here, and not among the user's.
-os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent / "build" / "cache")
 os.environ.pop("TILEKERN_CACHE", None)
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
 # Every pass and every plan is verified in every test, and memory that a program may not read yet holds NaN.
@@ -35,6 +36,19 @@ settings.register_profile(
 )
 settings.register_profile("full", parent=settings.get_profile("ci"), derandomize=False, max_examples=500)
 settings.load_profile("ci")  # `--hypothesis-profile` on the command line wins
+
+
+_PACKAGE = Path(__file__).parent / "tilekern"
+
+
+def pytest_collect_file(file_path: Path) -> None:
+    """Import a package of ours before the doctests of its modules.
+
+    pytest would import `tilekern/testing/check.py` a second time, and store this module as `tilekern.testing.check`,
+    in the place of the function of this name.
+    """
+    if file_path.suffix == ".py" and file_path.is_relative_to(_PACKAGE):
+        importlib.import_module(".".join(file_path.relative_to(_PACKAGE.parent).parent.parts))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
