@@ -18,7 +18,8 @@ def debug_options() -> frozenset[DebugOption]:
     - `ir`: print the block IR after each pass that changes it, and verify it.
     - `verify`: verify the block IR after each pass, and the plan of each program.
     - `poison`: fill the scratch memory of `cpu:llvm` with NaN before each program, which must not read it.
-    - `perf`: write the names of the machine code of `cpu:llvm` to `/tmp/perf-PID.map`, which `perf report` reads.
+    - `perf`: write the names of the machine code of `cpu:llvm` to `/tmp/perf-PID.map`, which `perf report` reads, and
+      names, lines and regions to a dump for `perf inject --jit`.
 
     Raises:
       SettingError: the variable names an option that does not exist.

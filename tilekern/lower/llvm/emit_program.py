@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilekern.debug_options import debug_options
 from tilekern.ir.compute import Dot, Reduce
@@ -42,6 +42,9 @@ from tilekern.lower.llvm.plan.verify_plan import verify_plan
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.machine import Machine
 
+if TYPE_CHECKING:
+    from tilekern.lower.llvm.debug_lines import DebugLines
+
 _PROGRAM = "program"
 
 # With `TILEKERN_DEBUG=poison`, all bytes of scratch memory where a program begins: NaN in every float, -1 in integers.
@@ -63,7 +66,7 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     Its arguments are the Func's inputs. Its results are the Func's outputs, the partial sums of `partial_sums_of`, and
     the number of an assertion that failed if there are assertions.
     """
-    module = Module(machine)
+    module = Module(machine, _debug_lines(func))
     partition = partition_tasks(func)
     body, runs = _ProgramEmitter(func, planned, partition), partition.runs
     parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
@@ -81,15 +84,25 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
                 code.loop(begin, end, 1, run)
         code.ret()
 
-    module.function(_PROGRAM, [("buffers", PTR), ("number", I64), ("task", I64), ("scratch", PTR)], body.run)
-    module.function(TASK, parameters, task, attributes="")
+    of_program = [("buffers", PTR), ("number", I64), ("task", I64), ("scratch", PTR)]
+    module.function(_PROGRAM, of_program, body.run, own_lines=True)
+    module.function(TASK, parameters, task, attributes="", own_lines=True)
     outputs = func.outputs
     zeroed = [n for n, p in enumerate(outputs) if p.ref.role in ("zeros", "sum")]
     checks = body.checks
     zeroed += range(len(outputs), len(outputs) + len(partition.partial_sums) + bool(checks))
     scratch = _private_begin(planned) + partition.private_bytes if partition.private else planned.scratch
     prints = any(isinstance(op, Print) for op in func.walk())
-    return Program(visible(func.name), module, runs.count * partition.slices, scratch, tuple(zeroed), checks, prints)
+    tasks = runs.count * partition.slices
+    return Program(visible(func.name), module, tasks, scratch, tuple(zeroed), checks, prints, func.loc)
+
+
+def _debug_lines(func: Func) -> DebugLines | None:
+    if "perf" not in debug_options():
+        return None
+    from tilekern.lower.llvm.debug_lines import DebugLines  # which few processes need
+
+    return DebugLines(func.loc)
 
 
 def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int, Any]:
@@ -199,7 +212,8 @@ class _ProgramEmitter:
                     case BufferCopies():
                         self._copy(step)
                     case Step():
-                        self._step(step)
+                        with self._code.at(step.op.loc):
+                            self._step(step)
                 e.expressions.buffers.update(step.produces)
 
     def _inner(self, block: Block) -> list[Reg]:

@@ -7,7 +7,7 @@ work on scalars and on vectors alike; a Python number as an operand stands for a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,11 @@ from tilekern.lower.llvm.ir_values import I1, I8, I32, I64, PTR, VOID, Operand, 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from tilekern.lower.llvm.debug_lines import DebugLines
     from tilekern.lower.llvm.runtime.machine import Machine
+    from tilekern.source import Loc
+
+_NOWHERE = nullcontext()
 
 
 class Module:
@@ -25,10 +29,11 @@ class Module:
 
     Attributes:
       machine: the machine it is for.
+      lines: the places of instructions; None without debug information.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, lines: DebugLines | None = None) -> None:
+        self.machine, self.lines = machine, lines
         self._declared: dict[str, str] = {}
         self._globals: list[str] = []
         self._functions: dict[str, str] = {}
@@ -75,6 +80,7 @@ class Module:
         attributes: str = "internal",
         noalias: bool = True,
         inline: bool = True,
+        own_lines: bool = False,
     ) -> str:
         """Define a function unless it exists: `build(code, *parameters)` emits its body.
 
@@ -86,10 +92,13 @@ class Module:
           attributes: the linkage.
           noalias: True if no other pointer, and no other thread, changes the memory of its pointers.
           inline: True if LLVM may inline it.
+          own_lines: True if its instructions have the places of the ops for which they are emitted (`DebugLines`).
         """
         if name not in self._functions:
             self._functions[name] = ""  # in the order of first use
-            code = Code(self)
+            if self.lines is not None:
+                self.lines.begin(name, own=own_lines)
+            code = Code(self, name)
             args = [Reg(f"%{n}", t) for n, t in parameters]
             build(code, *args)
             listed = ", ".join(f"ptr noalias {a.text}" if noalias and a.type == PTR else str(a) for a in args)
@@ -103,7 +112,10 @@ class Module:
         """The module as text."""
         machine = self.machine
         head = [f'target triple = "{machine.triple}"', ""]
-        return "\n".join([*head, *self._globals, "", *self._functions.values(), "", *self._declared.values()]) + "\n"
+        functions, nodes = list(self._functions.values()), list[str]()
+        if self.lines is not None:
+            functions, nodes = self.lines.finish(self._functions)
+        return "\n".join([*head, *self._globals, "", *functions, "", *self._declared.values(), *nodes]) + "\n"
 
 
 class Code:
@@ -117,8 +129,9 @@ class Code:
       entry: instructions at the function's start, such as `alloca`.
     """
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, function: str = "") -> None:
         self.module = module
+        self._function = function
         self.lines: list[str] = []
         self.entry: list[str] = []
         self._entry_values: set[str] = set()
@@ -144,12 +157,17 @@ class Code:
     def emit(self, type: Type, text: str) -> Reg:
         """Append an instruction with a result."""
         name = f"%{self.fresh()}"
-        self.lines.append(f"  {name} = {text}")
+        self.do(f"{name} = {text}")
         return Reg(name, type)
 
     def do(self, text: str) -> None:
         """Append an instruction without a result."""
-        self.lines.append(f"  {text}")
+        lines = self.module.lines
+        self.lines.append(f"  {text}" if lines is None else f"  {text}{lines.suffix(self._function)}")
+
+    def at(self, loc: Loc) -> AbstractContextManager[None]:
+        """Instructions that are emitted inside have this place, if the module has places."""
+        return _NOWHERE if self.module.lines is None else self.module.lines.at(loc)
 
     def label(self, name: str) -> None:
         """Begin a basic block."""
@@ -193,6 +211,8 @@ class Code:
     def call(self, name: str, result: Type, *operands: Reg, flags: str = "") -> Reg:
         """Call a function. The value of a call without a result has no meaning."""
         listed = ", ".join(map(str, operands))
+        if self.module.lines is not None:
+            self.module.lines.call(self._function, name)
         if result == VOID:
             self.do(f"call void @{name}({listed})")
             return Reg("", VOID)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilekern.ir.debug import Assert
 from tilekern.ir.records import record
 from tilekern.lower.llvm.ir_builder import Module
+from tilekern.source import UNKNOWN, Loc
 
 TASK = "task"
 """The function that runs one task: `void @task(ptr buffers, i64 number, ptr scratch)`.
@@ -27,6 +28,7 @@ class Program:
       checks: the assertions. If there are any, the last result is an int32: 0, or the greatest number of an assertion
         that failed. Of n assertions, the last one has the number 1, and the first one n.
       prints: True if tasks call `HOST_PRINT`.
+      loc: the place of the kernel.
     """
 
     name: str
@@ -36,3 +38,4 @@ class Program:
     zeroed: tuple[int, ...] = ()
     checks: tuple[Assert, ...] = ()
     prints: bool = False
+    loc: Loc = UNKNOWN

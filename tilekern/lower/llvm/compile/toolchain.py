@@ -81,18 +81,16 @@ def compile(program: Program) -> Compiled:
     text, target = with_handler(program).text, program.module.machine
     name = name_of(text, target)
     with lock:
-        return Compiled(
-            name, text, target, _loaded(program.name, name, text, target) if target.runs_on(host()) else None
-        )
+        return Compiled(name, text, target, _loaded(program, name, text, target) if target.runs_on(host()) else None)
 
 
-def _loaded(kernel: str, name: str, text: str, target: Machine) -> LoadedCode:
+def _loaded(program: Program, name: str, text: str, target: Machine) -> LoadedCode:
     table, key = code_table(), name[-KEY_BYTES:]
     if (loaded := table.find(key)) is not None:
         return loaded
     code = machine_code(text, target)
     library = _link(name, code, [HANDLER], imported())
-    perf_map.record(kernel, code, HANDLER, library[HANDLER])
+    perf_map.record(program.name, program.loc, code, HANDLER, library[HANDLER])
     return table.add(key, library, library[HANDLER])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilekern.ir.analysis.ranges import analyze, digit_interval
 from tilekern.ir.compute import Constant
-from tilekern.ir.core import Func, Value
+from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Load, MemoryOp, Position, Term
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import DType, strides_of
@@ -137,6 +137,12 @@ class Elements:
             )
         op = self.expressions.definition[value]
         assert is_virtual(op), op.name
+        with self.code.at(op.loc):
+            return self._computed(op, request)
+
+    def _computed(self, op: Op, request: Request) -> Reg:
+        """An element that one op computes of its operands' elements."""
+        value, coords, lanes = request
         match op:
             case Constant():
                 return self._constant(op, coords, lanes)

@@ -19,7 +19,14 @@ from tilekern.lower.llvm.plan.steps import LoopNest
 
 
 def emit(e: Elements, nest: LoopNest) -> None:
-    """Emit a loop nest."""
+    """Emit a loop nest. The loops have the place of the first op of which it computes a result."""
+    definition = e.expressions.definition
+    first = next(iter((*nest.reduces, *nest.stores, *(definition[m.value] for m in nest.maps))))
+    with e.code.at(first.loc):
+        _emit(e, nest)
+
+
+def _emit(e: Elements, nest: LoopNest) -> None:
     if not _reduces_four_rows(e, nest):
         loop_over(e, nest.space[:-1], lambda coords: _row(e, nest, coords))
         return
@@ -53,12 +60,13 @@ def _four_rows(e: Elements, nest: LoopNest, outer: Coords, first: Index) -> None
     def body(i: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
             vectors = [x for row in rows for x in _vector(e, nest, (*row, index_of(i, 1)), lanes)]
-            return [combine(code, op, t, x) for op, t, x in zip(reduces * 4, totals, vectors, strict=True)]
+            return [_combine_at(code, op, t, x) for op, t, x in zip(reduces * 4, totals, vectors, strict=True)]
 
     many = code.loop(0, nest.space[-1], lanes, body, *starts, index=name)
     for n, op in enumerate(reduces):
-        totals = reduce_vectors(code, op.monoid, op.result.tile.dtype, many[n :: len(reduces)])
-        e.write(op.result, totals, (*outer, Index(first.terms, first.const, 1)))
+        with code.at(op.loc):
+            totals = reduce_vectors(code, op.monoid, op.result.tile.dtype, many[n :: len(reduces)])
+            e.write(op.result, totals, (*outer, Index(first.terms, first.const, 1)))
 
 
 def reduce_vectors(code: Code, monoid: Monoid, dtype: DType, vectors: list[Reg]) -> Reg:
@@ -168,7 +176,8 @@ def _row(e: Elements, nest: LoopNest, outer: Coords) -> None:
         with e.scope():
             index = index_of(i, 1)
             vectors = [x for n in range(count) for x in _vector(e, nest, (*outer, index.shifted(n * lanes)), lanes)]
-            return [combine(code, op, t, x) for op, t, x in zip(nest.reduces * count, totals, vectors, strict=True)]
+            rows = zip(nest.reduces * count, totals, vectors, strict=True)
+            return [_combine_at(code, op, t, x) for op, t, x in rows]
 
     whole = size // (count * lanes) * count * lanes
     many = code.loop(0, whole, count * lanes, body, *starts, index=name)
@@ -191,7 +200,7 @@ def _row(e: Elements, nest: LoopNest, outer: Coords) -> None:
 
 
 def _combine_all(code: Code, nest: LoopNest, totals: list[Reg], more: list[Reg]) -> list[Reg]:
-    return [combine(code, op, x, y) for op, x, y in zip(nest.reduces, totals, more, strict=True)]
+    return [_combine_at(code, op, x, y) for op, x, y in zip(nest.reduces, totals, more, strict=True)]
 
 
 def _vector(e: Elements, nest: LoopNest, coords: Coords, lanes: int) -> list[Reg]:
@@ -203,9 +212,11 @@ def _vector(e: Elements, nest: LoopNest, coords: Coords, lanes: int) -> list[Reg
         if op.mask is not None:
             e.element(op.mask, coords, lanes)  # computed before the stores, since a tile may overwrite its buffer
     for m, x in zip(nest.maps, mapped, strict=True):
-        e.store(x, e.buffer_address(m.buffer), nest.space, m.value.tile.dtype, coords)
+        with e.code.at(e.expressions.definition[m.value].loc):
+            e.store(x, e.buffer_address(m.buffer), nest.space, m.value.tile.dtype, coords)
     for op, x in zip(nest.stores, stored, strict=True):
-        e.store_access(op, x, coords, op.mask)
+        with e.code.at(op.loc):
+            e.store_access(op, x, coords, op.mask)
     return reduced
 
 
@@ -214,6 +225,12 @@ def _vector(e: Elements, nest: LoopNest, coords: Coords, lanes: int) -> list[Reg
 
 def _identity(op: Reduce) -> np.ndarray:
     return np.asarray(identity(op.monoid, op.result.tile.dtype))
+
+
+def _combine_at(code: Code, op: Reduce, total: Reg, x: Reg) -> Reg:
+    """Combine an accumulator with another vector, at the place of the reduction."""
+    with code.at(op.loc):
+        return combine(code, op, total, x)
 
 
 def combine(code: Code, op: Reduce, total: Reg, x: Reg) -> Reg:
