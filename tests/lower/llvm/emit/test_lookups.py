@@ -12,7 +12,7 @@ from tests.lower.llvm.funcs import func_of
 from tests.lower.llvm.machines import ALL, BFLOAT16, here, runs_here
 from tests.lower.llvm.running import run
 from tilekern.ir.compute import Bitcast, Convert, Dot, Select
-from tilekern.ir.core import Value
+from tilekern.ir.core import Func, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.shape import Broadcast
@@ -140,5 +140,87 @@ def test_casts_of_bytes_are_looked_up(dtype: str, transposed: bool) -> None:
         assert ("vpermi2var.qi" in text) == machine.has_byte_tables and "dpbf16ps" in text
 
 
+def test_odd_functions_take_half_of_the_lookups() -> None:
+    """Casts of int8 are looked up by the size of a number; of uint8 by two tables for each of the two bytes."""
+
+    def lookups(dtype: str) -> int:
+        def make(b: Sketch) -> list[Value]:
+            right = b.op(Convert, b.tile(DTYPES[dtype], _MATRIX), dtype=BF16)
+            return [b.op(Dot, b.tile(BF16, (2, _MATRIX[0])), right, contract=((1,), (0,)))]
+
+        return LlvmLowering(func_of(make), TABLES).text.count("vpermi2var.qi.512(<64 x i8> <")
+
+    assert 0 < 2 * lookups("i8") == lookups("u8")
+
+
 def tables_here() -> list[Machine]:
     return [TABLES] if runs_here(TABLES) else []
+
+
+# --- half of a byte, as an operand of a product in bfloat16 ----------------------------------------------------------
+
+
+def as_bfloat16(function: Callable[[Sketch, Value], Value], transposed: bool, depth: int = 66) -> Func:
+    """The products of two rows by a matrix of a function of bytes, in bfloat16."""
+
+    def make(b: Sketch) -> list[Value]:
+        byte = b.tile(_U8, (300, depth) if transposed else (depth, 300))
+        right = b.op(Convert, function(b, byte), dtype=BF16)
+        return [b.op(Dot, b.tile(BF16, (2, depth)), right, contract=((1,), (int(transposed),)))]
+
+    return func_of(make)
+
+
+def splat(b: Sketch, n: float, like: Value) -> Value:
+    return b.op(Broadcast, b.splat(n, like.tile.dtype), shape=like.tile.shape, dims=())
+
+
+def high_half(b: Sketch, x: Value) -> Value:
+    """The upper half as a signed number, minus 1 / 2."""
+    signed = b.op(Bitcast, x, dtype=_I8)
+    high = b.op(Elementwise, signed, splat(b, 4, signed), function="shift_right_arithmetic")
+    wide = b.op(Convert, high, dtype=F32)
+    return b.op(Elementwise, wide, splat(b, 0.5, wide), function="sub")
+
+
+def low_half(b: Sketch, x: Value) -> Value:
+    """The lower half; infinity for 9."""
+    low = b.op(Elementwise, x, splat(b, 15, x), function="and")
+    wide = b.op(Convert, low, dtype=F32)
+    is_nine = b.op(Elementwise, wide, splat(b, 9, wide), function="eq")
+    return b.op(Select, is_nine, splat(b, np.inf, wide), wide)
+
+
+@pytest.mark.parametrize("depth", [66, 67])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("function", [low_half, high_half])
+def test_halves_of_bytes_are_looked_up_in_pairs(
+    function: Callable[[Sketch, Value], Value], transposed: bool, depth: int
+) -> None:
+    """All bytes in every column, in whole vectors of four and in ends; an odd depth has an element without a pair."""
+    func = as_bfloat16(function, transposed, depth)
+    rng = np.random.default_rng(0)
+    left, right = np.zeros((2, depth), BF16), rng.integers(0, 256, (depth, 300)).astype(np.uint8)
+    right[right & 15 == 9] ^= 1
+    left[0, depth - 1], left[1, 3:5] = 1, (-2, 4)
+    right[depth - 1], right[3] = np.resize(np.arange(256), 300), np.resize(np.arange(255, -1, -1), 300)
+    left[1, depth - 1] = 0 if function is high_half else 1
+    right[3][right[3] & 15 == 9] = 0
+    operands = {p.ref.shape: right.T.copy() if transposed else right for p in func.inputs if p.ref.dtype != BF16}
+    arrays = [operands.get(p.ref.shape, left) for p in func.inputs]
+    (expected,) = interpret(func, *arrays)
+    for machine in (None, *here(), *tables_here()):
+        np.testing.assert_array_equal(run(LlvmLowering(func, machine), arrays)[0], expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_pairs_of_halves_need_products_of_pairs(transposed: bool) -> None:
+    """One register holds the table: no tables of bytes are needed. Both halves together are no such function."""
+    for machine in (*ALL, TABLES):
+        text = LlvmLowering(as_bfloat16(high_half, transposed), machine).text
+        assert ("permvar.hi" in text and "dpbf16ps" in text) == machine.has_bfloat16_dots, machine.cpu
+
+    def both(b: Sketch, x: Value) -> Value:
+        return b.op(Elementwise, high_half(b, x), low_half(b, x), function="mul")
+
+    assert "permvar.hi" not in LlvmLowering(as_bfloat16(both, transposed), BFLOAT16).text

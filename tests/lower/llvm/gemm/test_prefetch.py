@@ -114,3 +114,31 @@ def test_every_line_of_the_next_part_of_a_page(
     if first < 3:
         assert (part[..., ::16] > 0).all()
         assert np.count_nonzero(pages) == part[..., ::16].size
+
+
+@tk.kernel(out_type=lambda x, w: (jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), jnp.float32),) * 2)
+def of_one_load(x: tk.Ref, w: tk.Ref, low: tk.Ref, high: tk.Ref) -> None:
+    """The products of a few rows with the first words, and with twice these words."""
+
+    def step(k: tk.Tile, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        factors = w[k], w[k] * 2
+        return tuple(tk.dot(x[:, k], right, acc) for right, acc in zip(factors, sums, strict=True))
+
+    zeros = (jnp.zeros(low.shape, jnp.float32),) * 2
+    low[...], high[...] = tk.fold(tk.serial(x.shape[1], BLOCK, stop=BLOCK), step, zeros)
+
+
+@pytest.mark.parametrize("columns", [128, 320])
+def test_products_that_read_one_load_take_turns_with_its_lines(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Every line of the next tile is fetched once, not once for each product."""
+
+    def mark(code: Code, address: Reg) -> None:
+        code.store(code.binary("fadd", code.load(F32, address), 1.0), address)
+
+    monkeypatch.setattr(Code, "prefetch", mark)
+    x, memory = np.ones((2, 2 * BLOCK), np.float32), np.zeros((2 * BLOCK + 8) * columns, np.float32)
+    w = memory[: 2 * BLOCK * columns].reshape(2 * BLOCK, columns)
+    sums = [np.zeros((2, columns), np.float32) for _ in range(2)]
+    FakeXla().call(handler(LlvmLowering(of_one_load.trace(x, w).ir).program), [x, memory], sums)
+    assert (w[BLOCK:, ::16] == 1).all()
+    assert np.count_nonzero(memory) == w[BLOCK:, ::16].size

@@ -23,6 +23,7 @@ from tilekern.lower.llvm.element_types import element_constant, from_memory, mem
 from tilekern.lower.llvm.emit import elementwise
 from tilekern.lower.llvm.emit.digits import digit_of
 from tilekern.lower.llvm.emit.lookups import Lookups
+from tilekern.lower.llvm.emit.turns import turns_of_dots
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I32, I64, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.plan.steps import Buffer, Expressions
@@ -41,6 +42,7 @@ class Elements:
       targets: the buffers of the present step's results.
       loops: the index of the innermost fold, and its change from one iteration to the next.
       lookups: the tiles that are looked up.
+      turns: of each dot that shares its data with others, the number of its turn, and the number of turns.
     """
 
     def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
@@ -55,6 +57,7 @@ class Elements:
         self._data: dict[Value, Reg] = {}
         self._flushing = elementwise.may_flush(func)
         self.lookups = Lookups(func, code.module.machine)
+        self.turns = turns_of_dots(func, self.expressions.definition)
 
     # --- the cache ---
 

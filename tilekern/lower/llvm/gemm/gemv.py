@@ -11,11 +11,11 @@ from tilekern.ir.core import Value
 from tilekern.ir.shape import Reshape, Slice, Transpose
 from tilekern.ir.types import F32, DType, kind_of
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import ZERO, Coords, Index
+from tilekern.lower.llvm.element_index import ZERO, Coords, Index, operand_coords
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import convert
-from tilekern.lower.llvm.emit.lookups import BYTE_LANES
+from tilekern.lower.llvm.emit.lookups import BYTE_LANES, PairsOfBytes
 from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, reduce_vectors, tail_pieces
 from tilekern.lower.llvm.gemm.microkernel import accumulate
 from tilekern.lower.llvm.gemm.packing import interleave
@@ -68,7 +68,8 @@ def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: boo
     def several(n: Reg) -> None:
         with e.scope():
             for column in range(calibration.ACCUMULATORS):
-                prefetcher.prefetch_row(shape.coords(1, batch, ZERO, index_of(n).shifted(column)), shape.depth)
+                at = shape.coords(1, batch, ZERO, index_of(n).shifted(column))
+                prefetcher.prefetch_row(at, shape.depth, shape.op)
             _columns(e, shape, batch, index_of(n), calibration.ACCUMULATORS, out, adds)
 
     even = shape.columns // calibration.ACCUMULATORS * calibration.ACCUMULATORS
@@ -116,12 +117,20 @@ def _at_once(e: Elements, shape: DotShape) -> int:
 
 def _is_looked_up(e: Elements, value: Value) -> bool:
     """True if elements of a value are looked up by bytes, and at most moved after it."""
-    while not e.expressions.is_available(value) and not e.lookups.are_of_bytes(value):
+    coords = tuple(ZERO for _ in value.tile.shape)
+    return _lookup_of_bytes(e, value, coords) is not None
+
+
+def _lookup_of_bytes(e: Elements, value: Value, coords: Coords) -> tuple[PairsOfBytes, Coords] | None:
+    """The lookup by bytes of elements that are at most moved after it, and their coordinates in the tile of bytes."""
+    while not e.expressions.is_available(value):
+        if (lookup := e.lookups.of_bytes(value)) is not None:
+            return lookup, coords
         op = e.expressions.definition[value]
         if not isinstance(op, (Transpose, Reshape, Slice)):
-            return False
-        value = op.operands[0]
-    return not e.expressions.is_available(value)
+            return None
+        ((value, coords),) = operand_coords(op, coords, e.clamped_index)
+    return None
 
 
 def _add_words(code: Code, shape: DotShape, total: Reg, x: Reg, y: Reg) -> Reg:
@@ -197,13 +206,13 @@ def _over_depth(
     """The sums of all rows, and of some vectors of columns, plus the products of all elements along k."""
     prefetcher = Prefetcher(e, shape.op.operands[1], ZERO, 1)
     products = _products if shape.per_word == 1 else _products_of_words
-    count = sum(width or 1 for _, width in widths)
+    begin, count = first.shifted(widths[0][0]), sum(width or 1 for _, width in widths)
 
     def body(k: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
             index = index_of(k).times(shape.per_word)
             for n in range(shape.per_word):
-                prefetcher.prefetch_row(shape.coords(1, batch, index.shifted(n), first), count)
+                prefetcher.prefetch_row(shape.coords(1, batch, index.shifted(n), begin), count, shape.op)
             return products(e, shape, batch, index, first, widths, list(totals))
 
     totals = e.code.loop(0, shape.whole_words, 1, body, *totals)
@@ -219,7 +228,8 @@ def _products(
     """The sums of all rows, and of some vectors of columns, plus the products of element k."""
     code = e.code
     left = [_wide(code, shape, _element(e, shape, 0, batch, k, Index(const=r), 0)) for r in range(shape.rows)]
-    right = _fours(e, shape, batch, k, first, widths)
+    columns = _columns_of_fours(e, shape, widths) if shape.per_word == 1 else []
+    right = _fours(e, shape, batch, k, first, columns)
     for at, width in widths:
         if at not in right:
             right[at] = _wide(code, shape, _element(e, shape, 1, batch, k, _lanes(first, at, width), width))
@@ -233,22 +243,25 @@ def _products(
 def _columns_of_fours(e: Elements, shape: DotShape, widths: _Widths) -> list[int]:
     """The first columns of vectors that are looked up by fours, a multiple of four vectors; their lanes lie apart.
 
-    Vector n of four has columns n, n + 4, n + 8, ... of 64 columns.
+    Vector n of four has columns n, n + 4, n + 8, ... of 64 columns. Elements of an odd depth are not all in pairs.
     """
-    if shape.per_word > 1 or e.lookups.of_half(shape.op.operands[1]) is None:
+    if shape.depth % shape.per_word or e.lookups.of_half(shape.op.operands[1]) is None:
         return []
     whole = [at for at, width in widths if width == e.code.module.machine.lanes]
     return whole[: len(whole) // 4 * 4]
 
 
-def _fours(e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, widths: _Widths) -> dict[int, Reg]:
-    """The vectors of element k that are looked up by fours, by their first column."""
-    columns, vectors = _columns_of_fours(e, shape, widths), dict[int, Reg]()
-    lookup = e.lookups.of_half(shape.op.operands[1])
+def _fours(e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, columns: list[int]) -> dict[int, Reg]:
+    """The vectors of element k, or of words from it on, that are looked up by fours, by their first column."""
+    vectors, lookup = dict[int, Reg](), e.lookups.of_half(shape.op.operands[1])
     for n in range(0, len(columns), 4):
         assert lookup is not None
-        x = e.element(lookup.leaf, shape.coords(1, batch, k, _lanes(first, columns[n], BYTE_LANES)), BYTE_LANES)
-        vectors |= dict(zip(columns[n : n + 4], lookup.of_fours(e.code, x), strict=True))
+        free = _lanes(first, columns[n], BYTE_LANES)
+        rows = [
+            e.element(lookup.leaf, shape.coords(1, batch, k.shifted(row), free), BYTE_LANES)
+            for row in range(shape.per_word)
+        ]
+        vectors |= dict(zip(columns[n : n + 4], lookup.of_fours(e.code, *rows), strict=True))
     return vectors
 
 
@@ -281,7 +294,9 @@ def _products_of_words(
 ) -> list[Reg]:
     """`totals` plus the products of elements k and k + 1; whole vectors of columns are multiplied by words."""
     code, lanes = e.code, e.code.module.machine.lanes
-    words = _right_words(e, shape, batch, k, first, [at for at, width in widths if width == lanes])
+    words = _fours(e, shape, batch, k, first, _columns_of_fours(e, shape, widths))
+    whole = [at for at, width in widths if width == lanes and at not in words]
+    words |= _right_words(e, shape, batch, k, first, whole)
     left = [_left_word(e, shape, batch, k, r) for r in range(shape.rows)] if words else []
     sums = [(r, at) for r in range(shape.rows) for at, _ in widths]
     results = [
@@ -305,10 +320,19 @@ def _right_words(
         if at not in words:
             counts = (_at_once(e, shape) // lanes, 2, 1)
             count = next(n for n in counts if at + (n - 1) * lanes in columns)
-            free = _lanes(first, at, lanes)
-            even, odd = (_element(e, shape, 1, batch, k.shifted(n), free, count * lanes) for n in (0, 1))
-            words |= {at + n * lanes: x for n, x in enumerate(interleave(e.code, even, odd))}
+            pairs = _pairs(e, shape, batch, k, _lanes(first, at, lanes), count * lanes)
+            words |= {at + n * lanes: x for n, x in enumerate(pairs)}
     return words
+
+
+def _pairs(e: Elements, shape: DotShape, batch: Coords, k: Index, free: Index, width: int) -> list[Reg]:
+    """Vectors of words of elements k and k + 1 of `width` columns."""
+    places = [shape.coords(1, batch, k.shifted(n), free) for n in (0, 1)]
+    lookups = [_lookup_of_bytes(e, shape.op.operands[1], at) for at in places] if width == BYTE_LANES else [None]
+    if all(x is not None and x[1][-1].step == 1 for x in lookups):
+        (lookup, even), (_, odd) = (x for x in lookups if x is not None)
+        return lookup.of_rows(e.code, *(e.element(lookup.leaf, at, width) for at in (even, odd)))
+    return interleave(e.code, *(_element(e, shape, 1, batch, k.shifted(n), free, width) for n in (0, 1)))
 
 
 def _left_word(e: Elements, shape: DotShape, batch: Coords, k: Index, row: int) -> Reg:

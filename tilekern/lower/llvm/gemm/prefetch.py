@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.memory import Load, Term
 from tilekern.ir.types import strides_of
@@ -34,15 +35,18 @@ class Prefetcher:
         loads = [op for op in ops if isinstance(op, Load) and _is_dense(op)]
         self._distances = {op: d for op in loads if (d := next_distance(e, op)) != ZERO}
 
-    def prefetch_row(self, coords: Coords, width: int) -> None:
+    def prefetch_row(self, coords: Coords, width: int, dot: Dot) -> None:
         """Prefetch the data of `width` elements along the last dim, from some coordinates on.
 
-        Of loads whose rows are rows of the value; of long rows only the first lines.
+        Of loads whose rows are rows of the value; of long rows only the first lines. A dot that shares its data with
+        others prefetches the lines of its turn.
         """
+        turn, turns = self._e.turns[dot]
         along = Index(coords[-1].terms, coords[-1].const, 1)
         for op, at in self._loads_of((*coords[:-1], along)):
             if op in self._distances and [i.step for i in at] == [0] * (len(at) - 1) + [1]:
-                for n in range(0, width, _LINE // op.ref.ref.dtype.itemsize)[:_MOST_LINES]:
+                lines = range(0, width, _LINE // op.ref.ref.dtype.itemsize)[:_MOST_LINES]
+                for n in lines[turn::turns]:
                     self._e.prefetch(op, (*at[:-1], at[-1].shifted(n)), self._distances[op])
 
     def _loads_of(self, coords: Coords) -> Iterator[tuple[Load, Coords]]:

@@ -15,6 +15,7 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Reshape, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.byte_functions import function_of_bytes
 from tilekern.lower.llvm.gemm.fours import BYTES
 from tilekern.lower.llvm.legalize.exact_casts import before_exact_cast
 from tilekern.lower.llvm.legalize.pairs import dot_of_pairs
@@ -62,10 +63,13 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
 
 
 def _is_stored(x: Value, rows: int, rewriter: Rewriter) -> bool:
-    """True if the elements of x are elements of tiles in memory, moved or selected.
+    """True if the elements of x are elements of tiles in memory, moved or selected, or functions of halves of bytes.
 
     For two rows or more they may be cast from 8 bits: one row multiplies them faster in float32.
     """
+    function = function_of_bytes(x, rewriter.definition)
+    if function is not None and function.leaf is not x and function.half() is not None:
+        return _is_stored(function.leaf, rows, rewriter)
     match rewriter.definition(x):
         case Load() | Constant() | None:
             return True

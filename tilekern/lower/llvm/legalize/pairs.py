@@ -51,7 +51,7 @@ def _pair(make: Make, x: Value, dim: int, rewriter: Rewriter) -> _Pair | None:
     match op:
         case Reshape():
             joint = rewriter.definition(op.operands[0])
-            return _operands(make, joint, dim) if _is_joined(joint, op, dim) else None
+            return _operands(make, joint, dim, rewriter) if _is_joined(joint, op, dim) else None
         case Transpose():
             pair = _pair(make, op.operands[0], op.permutation[dim], rewriter)
             return pair and _both(lambda half: make.transpose(half, op.permutation), pair)
@@ -69,11 +69,19 @@ def _is_joined(joint: Op | None, op: Reshape, dim: int) -> bool:
     return shape[dim + 1] == 2 and op.shape == (*shape[:dim], 2 * shape[dim], *shape[dim + 2 :])
 
 
-def _operands(make: Make, joint: Op | None, dim: int) -> _Pair:
+def _operands(make: Make, joint: Op | None, dim: int, rewriter: Rewriter) -> _Pair:
     assert joint is not None
     a, b = joint.operands
-    shape = a.tile.shape
-    return _both(lambda half: make.reshape(half, (*shape[: dim + 1], *shape[dim + 2 :])), (a, b))
+    shape = (*a.tile.shape[: dim + 1], *a.tile.shape[dim + 2 :])
+
+    def half(x: Value) -> Value:
+        """x without its dim of size 1: the tile that got this dim, if there is one, may be a function of bytes."""
+        op = rewriter.definition(x)
+        return (
+            op.operands[0] if isinstance(op, Reshape) and op.operands[0].tile.shape == shape else make.reshape(x, shape)
+        )
+
+    return _both(half, (a, b))
 
 
 def _pair_of_lanes(make: Make, op: Op, dim: int, rewriter: Rewriter) -> _Pair | None:
