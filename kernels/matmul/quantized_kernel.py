@@ -16,7 +16,7 @@ from tilekern.kernels.epilogues import Epilogue, mapped
 from tilekern.kernels.matmul.kernel import cpu_blocks, llvm_blocks
 from tilekern.kernels.ragged_dot.kernel import out_type
 from tilekern.kernels.ragged_dot.products import Operands, products
-from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, scaled_tpu_blocks, whole_bytes
+from tilekern.kernels.ragged_dot.scaled import has_four_bits, scaled_cuda_blocks, scaled_tpu_blocks, whole_bytes
 
 _ONLY: Any = 0
 """The number of the only group."""
@@ -90,7 +90,14 @@ def _cpu(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int
 @quantized_matmul_forward.schedule("cpu:llvm")
 @fused_quantized_matmul_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
-    return whole_bytes(llvm_blocks(lhs, _matrix(rhs), transpose_rhs=transpose_rhs), lhs, rhs)
+    """As of products, but one row by numbers of 4 bits reads as many bytes of each row as by numbers of 8 bits.
+
+    Short pieces of rows are read at 0.6 of the speed of long ones.
+    """
+    blocks = whole_bytes(llvm_blocks(lhs, _matrix(rhs), transpose_rhs=transpose_rhs), lhs, rhs)
+    columns, wide = rhs.shape[1 if transpose_rhs else 2], 2 * blocks["block_n"]
+    is_long = lhs.shape[0] <= 4 and not transpose_rhs and tk.cdiv(columns, wide) >= 8
+    return {**blocks, "block_n": wide} if is_long and has_four_bits(rhs) else blocks
 
 
 @quantized_matmul_forward.schedule("cuda")

@@ -53,12 +53,13 @@ def scaled_ragged_dot_forward(
 
 def whole_bytes(blocks: dict[str, int], *operands: Any) -> dict[str, int]:
     """The blocks of a schedule; if an operand has 4 bits, those of the inner dim and of columns are whole bytes."""
-    if not _has_four_bits(*operands):
+    if not has_four_bits(*operands):
         return blocks
     return {name: n if name == "block_m" else n + n % 2 for name, n in blocks.items()}
 
 
-def _has_four_bits(*operands: Any) -> bool:
+def has_four_bits(*operands: Any) -> bool:
+    """True if an operand has numbers of 4 bits."""
     return any(str(x.dtype) in FOUR_BITS for x in operands)
 
 
@@ -123,7 +124,7 @@ def _tpu(
 
 def _is_simple(operands: Any, scales: Any) -> bool:
     """True for whole bytes whose scales are of rows and columns alone: sums are scaled once."""
-    return not _has_four_bits(*operands) and all(s is None or s.shape[1] == 1 for s in scales)
+    return not has_four_bits(*operands) and all(s is None or s.shape[1] == 1 for s in scales)
 
 
 def scaled_tpu_blocks(
