@@ -1,4 +1,7 @@
-"""Decode: one query a sequence against 8,192 keys in pages, beside the bandwidth of a copy and beside `jnp`."""
+"""Decode: one query a sequence against 8,192 keys in pages, beside the bandwidth of a copy and beside `jnp`.
+
+Caches of 8 and of 4 bits stand beside bfloat16, and attention to selected latents beside attention to all.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bench.llvm.peak import host
 from bench.quantized import copy
 from bench.result import Result
 from bench.timing import Contestant, by_round, clock, take_turns
-from tilekern.kernels import paged_attention
+from tilekern.kernels import mla_attention, paged_attention
 
 BANDWIDTH_SHARE_LIMIT = 0.8
 PAGED_LIMIT = 1.1  # × pages in order
@@ -24,6 +27,9 @@ QUANTIZED_LIMIT = 1.2  # × the share of the bytes
 _KEYS, _PAGE, _WIDTH = 8192, 16, 128
 _HEADS, _KV_HEADS = 32, 8  # Llama 3 8B
 _BATCHES = (1, 16)
+_NARROW = {"int8": 2, "float8_e4m3fn": 2, "int4": 4, "float4_e2m1fn": 4}
+"""Caches, each with the number of its elements in the bytes of a bfloat16."""
+_LATENT, _ROPE, _LATENT_HEADS, _LATENT_PAGE, _SELECTED = 512, 64, 128, 64, 2048  # DeepSeek-V3.2-Exp
 _ROUNDS = 9
 
 
@@ -32,6 +38,7 @@ def measure() -> Iterator[Result]:
     if host() is not None:
         for batch in _BATCHES:
             yield from _decode(batch)
+        yield from _selected()
 
 
 def _decode(batch: int) -> Iterator[Result]:
@@ -50,10 +57,9 @@ def _decode(batch: int) -> Iterator[Result]:
         "jnp, gathered": partial(_gathered, query, cache, drawn),
         "jnp, without pages": partial(_formula, query, cache.reshape(batch, _KEYS, 2 * _KV_HEADS, _WIDTH)),
     }
-    for dtype in ("int8", "float8_e4m3fn"):
-        narrow = (cache * (32 if dtype == "int8" else 1)).astype(dtype)
-        scales = {"key_scale": 1 / 32, "value_scale": 1 / 32} if dtype == "int8" else {}
-        quantized = jax.jit(partial(paged_attention, target="cpu:llvm", **scales))
+    for dtype in _NARROW:
+        narrow, keywords = _quantized(cache, dtype)
+        quantized = jax.jit(partial(paged_attention, target="cpu:llvm", **keywords))
         run[dtype] = partial(quantized, query, narrow, lengths, drawn)
     yield from _results(batch, cache.nbytes, take_turns({name: clock(call) for name, call in run.items()}, _ROUNDS))
 
@@ -69,9 +75,57 @@ def _results(batch: int, nbytes: int, times: dict[str, list[float]]) -> Iterator
     for peer, limit in peers.items():
         ratio = by_round(times["ours"], times[peer])
         yield Result(f"{title}, {peer}", "ms", ms["ours"], limit, "ratio", ms[peer], ratio)
-    for dtype in ("int8", "float8_e4m3fn"):
+    for dtype, count in _NARROW.items():
         ratio = by_round(times[dtype], times["ours"])
-        yield Result(f"{title}, cache of {dtype}", "ms", ms[dtype], QUANTIZED_LIMIT / 2, "ratio", ms["ours"], ratio)
+        yield Result(f"{title}, cache of {dtype}", "ms", ms[dtype], QUANTIZED_LIMIT / count, "ratio", ms["ours"], ratio)
+
+
+def _quantized(cache: jax.Array, dtype: str) -> tuple[jax.Array, dict[str, Any]]:
+    """A cache of standard normal numbers in a narrower dtype, and the keywords of its scales and its dtype."""
+    if _NARROW[dtype] == 2:
+        scale = 1 / 32 if dtype == "int8" else 1.0
+        narrow = (cache / scale).astype(dtype)
+        return narrow, {"key_scale": scale, "value_scale": scale} if dtype == "int8" else {}
+    # A byte has a number of a key, and the number of its value in the same place.
+    pairs = (cache * 2).astype(dtype).reshape(*cache.shape[:2], -1, 2, cache.shape[3])
+    packed = jax.lax.bitcast_convert_type(jnp.swapaxes(pairs, 3, 4), jnp.uint8)
+    return packed, {"key_scale": 0.5, "value_scale": 0.5, "cache_dtype": dtype}
+
+
+# --- attention to selected latents -----------------------------------------------------------------------------------
+
+
+def _selected() -> Iterator[Result]:
+    """One token to 2,048 of 8,192 latents: beside a formula in float32, and beside attention to all latents."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    width, pages = _LATENT + _ROPE, _KEYS // _LATENT_PAGE
+    query = jax.random.normal(keys[0], (1, _LATENT_HEADS, width), jnp.bfloat16)
+    cache = jax.random.normal(keys[1], (pages, _LATENT_PAGE, width), jnp.bfloat16)
+    chosen = jax.random.permutation(keys[2], jnp.arange(_KEYS, dtype=jnp.int32))[None, :_SELECTED]
+    lengths = jnp.full(1, _KEYS, jnp.int32)
+    table = np.random.default_rng(0).permutation(pages).astype(np.int32)[None]
+    ours = jax.jit(partial(mla_attention, scale=192**-0.5, target="cpu:llvm"))
+    run: dict[str, Contestant] = {
+        "ours": lambda: ours(query, cache, lengths, table, selected=chosen),
+        "all keys": lambda: ours(query, cache, lengths, table),
+        "jnp": partial(_formula_of_selected, query, cache, table, chosen),
+    }
+    times = take_turns({name: clock(call) for name, call in run.items()}, _ROUNDS)
+    ms = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
+    title = f"mla_attention of 1 × {_SELECTED} of {_KEYS} keys, {_LATENT_HEADS} heads, bfloat16"
+    for peer, limit in {"jnp": PEER_LIMIT, "all keys": QUANTIZED_LIMIT * _SELECTED / _KEYS}.items():
+        yield Result(
+            f"{title}, {peer}", "ms", ms["ours"], limit, "ratio", ms[peer], by_round(times["ours"], times[peer])
+        )
+
+
+@jax.jit
+def _formula_of_selected(query: jax.Array, cache: jax.Array, table: Any, selected: jax.Array) -> jax.Array:
+    """Attention of query[B, N, 512 + 64] to the selected latents of its sequence, gathered, in float32."""
+    pages = jnp.take_along_axis(jnp.asarray(table), selected // cache.shape[1], axis=1)
+    latents = cache[pages, selected % cache.shape[1]].astype(jnp.float32)
+    scores = jnp.einsum("bnh,bsh->bns", query.astype(jnp.float32), latents) * 192**-0.5
+    return jnp.einsum("bns,bsh->bnh", jax.nn.softmax(scores), latents[..., :_LATENT]).astype(query.dtype)
 
 
 @jax.jit
