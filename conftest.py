@@ -17,7 +17,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import compilations, durations, seeds, sweeps
+from tests import compilations, durations, repeats, seeds, sweeps
 
 # Millions of objects live as long as the process, and JAX adds work of its own to each collection: fewer of them.
 gc.set_threshold(50_000, 10, 10)
@@ -87,5 +87,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     gone = set(left_out)
     items[:] = [item for item in items if item not in gone]
+    repeats.mark(items)
     if hasattr(config, "workerinput"):
         durations.longest_first(items)

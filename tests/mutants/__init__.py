@@ -14,6 +14,7 @@ may find them, which are known from a recorded run of the tests:
     python -m tests.mutants --drawn 60 --rooms passes,autodiff --first
                                                    of two rooms, and only the first test that kills a fault
     python -m tests.mutants --summary
+    python -m tests.mutants --repeats              write `tests/repeats.txt`, the tests that `make test` leaves out
 
 Without a recorded run, files of tests run, the nearest first. `results.jsonl` is a file of the repository: a run goes
 on where earlier ones ended.

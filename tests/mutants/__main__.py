@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from tests import repeats
 from tests.mutants import matrix, reach
 from tests.mutants.drawn import ROOMS, drawn
 from tests.mutants.mutant import Mutant
 from tests.mutants.near import by_imports
-from tests.mutants.summary import summary
+from tests.mutants.summary import own_lines, summary
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -46,12 +47,15 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--limit", type=float, default=900, metavar="S", help="seconds of tests for a drawn fault")
     made.add_argument("--full", action="store_true", help="run the tests of `make test-full`, for faults that survive")
     made.add_argument("--summary", action="store_true", help="sum up the results, and run nothing")
+    made.add_argument("--repeats", action="store_true", help="list tests that repeat cheaper ones in tests/repeats.txt")
     given = made.parse_args(arguments)
     if given.record:
         return reach.record()
     if given.summary:
         print("\n".join(summary(matrix.rows(given.results), reach.read())))
         return 0
+    if given.repeats:
+        return _list_repeats(given.results)
     if given.drawn:
         return _drawn(given)
     chosen = [mutant for mutant in MUTANTS if re.search(given.only, mutant.name) and (mutant.modes or not given.plants)]
@@ -65,6 +69,16 @@ def main(arguments: Sequence[str]) -> int:
     for name in survivors:
         print(f"survivor: {name}")
     return 1 if survivors else 0
+
+
+def _list_repeats(results: Path) -> int:
+    """Write `tests/repeats.txt`; tests that are in it stay there, because the recorded run had none of them."""
+    tests = reach.read().tests
+    lone_killers = {row.killers[0] for row in matrix.rows(results) if len(row.killers) == 1}
+    new = repeats.repeats(tests, own_lines(tests), lone_killers)
+    repeats.LIST.write_text("".join(f"{name}\n" for name in sorted({*repeats.names(), *new})))
+    print(f"{len(new)} more tests repeat cheaper ones")
+    return 0
 
 
 def _drawn(given: argparse.Namespace) -> int:

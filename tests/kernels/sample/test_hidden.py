@@ -118,7 +118,7 @@ def test_scores_that_nearly_tie() -> None:
     """Second tokens whose scores differ from the best by a few units: one pass claims no other token than `sample`."""
     rows, words = 400, 8
     random, number_of = np.random.default_rng(0), np.arange(words, dtype=np.uint32)
-    noise = np.stack([np.asarray(gumbel(tk.random_bits(w, number_of))) for w in words_of(rows)]).astype(np.float64)
+    noise = np.float64(jax.vmap(lambda row: gumbel(tk.random_bits(row, number_of)))(words_of(rows)))
     x = random.normal(0, 2, (rows, words))
     scores = x * SCALE + noise
     best, other = np.argmax(scores, axis=1), random.integers(0, words, rows)
