@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.caches.writes import PARTS
+
 pytestmark = pytest.mark.one_backend
 
 ROOT = Path(__file__).parents[3]
@@ -30,11 +32,13 @@ def process(guards: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_writes_stay_inside_of_their_pools(guards: Path) -> None:
+@pytest.mark.sweep(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_writes_stay_inside_of_their_pools(guards: Path, part: int) -> None:
     pytest.importorskip("llvmlite", reason="needs llvmlite")
-    done = process(guards, "-m", "tests.kernels.caches.writes", "0")
+    done = process(guards, "-m", "tests.kernels.caches.writes", str(part))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 6 * 4 + 3 * 3 + 3
+    assert len(done.stdout.splitlines()) == (6 * 4 + 3 * 3 + 3) / PARTS
 
 
 @pytest.mark.parametrize("at", [-1, 1 << 16])
