@@ -6,4 +6,5 @@ EQUIVALENT: dict[str, str] = {
     "tilekern/distributed/ring.py:_merged:swap:59b81bb5": "logaddexp is symmetric, in floats too",
     "tilekern/distributed/ring.py:_Derivative.along:flag:1c1c8896": "a barrier orders memory, and changes no value",
     "tilekern/kernel/divided.py:<module>:bound:a379a09e": "the size of a cache: a lost entry is computed again",
+    "tilekern/distributed/exchange.py:_grouping:dtype:a5fda61d": "numbers from 0 on, int32 beside int32",
 }

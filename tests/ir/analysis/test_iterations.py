@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilekern.ir.analysis.iterations import Iterations
+from tilekern.ir.analysis.iterations import Iterations, _mean
 from tilekern.ir.control import Fold
+from tilekern.ir.core import Axis
 from tilekern.ir.parse import parse
 
 _FOLD = """
@@ -102,3 +103,8 @@ def test_sums_of_given_arrays_are_known() -> None:
         array = np.array(first + [1] * 37, np.int32)
         iterations = Iterations(func, {param: array})
         assert iterations.is_known(fold) and iterations.of(fold) == expected
+
+
+def test_bounds_beyond_32_bits_end_at_the_axis() -> None:
+    far = np.int64(1) << 40
+    assert _mean(Axis("k", 64, 8), np.array([-far]), np.array([far])) == 8

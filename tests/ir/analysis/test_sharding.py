@@ -378,3 +378,8 @@ def test_a_rule_for_shardy_names_sizes_of_dims_in_parts() -> None:
     assert found == {"f1": 8, "f1_1": 6, "f1_2": 6}
     known = ShardingRule((("x.0", "g"), ("g",)), (("p", "p"),), sizes, {}, {}).as_shardy([x, y], [z])
     assert known == ("f0 (f1 f1_1), f1 -> f2 f3", ("f0", "f1_1", "f2", "f3"), {"f1_1": 6})
+
+
+def test_the_least_number_of_parts_divides_all_sizes_of_a_name() -> None:
+    sizes = {"pairs": frozenset({6, 4}), "threes": frozenset({9, 15}), "whole": frozenset({8, 9})}
+    assert ShardingRule((), (), sizes, {}, {}).least_parts(sizes) == {"pairs": 2, "threes": 3}
