@@ -87,7 +87,9 @@ def _chosen(case: Case, target: str) -> dict[str, int]:
     """The blocks of the target's model."""
     model, start = model_of(resolve(target)), dict.fromkeys(case.kernel.signature.blocks, 128)
     assert model is not None
-    return next(by_speed(lambda blocks: [_func(case, blocks)], start, list(start), model))
+    takes_extents = resolve(target).platform == "cpu"
+    choices = by_speed(lambda blocks: [_func(case, blocks)], start, list(start), model, takes_extents=takes_extents)
+    return next(choices)
 
 
 def _func(case: Case, blocks: Mapping[str, int]) -> Func:

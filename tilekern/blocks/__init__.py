@@ -2,6 +2,6 @@
 
 from tilekern.blocks.choose import by_speed, model_of
 from tilekern.blocks.good_blocks import good_blocks
-from tilekern.blocks.tiling import tiling
+from tilekern.blocks.reader import tiling
 
 __all__ = ["by_speed", "good_blocks", "model_of", "tiling"]

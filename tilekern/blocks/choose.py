@@ -11,6 +11,8 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,8 @@ import jax
 import numpy as np
 
 from tilekern import _jax
-from tilekern.blocks.tiling import Loop, Number, Tiling, tiling
+from tilekern.blocks.reader import tiling
+from tilekern.blocks.tiling import Loop, Number, Tiling
 from tilekern.ir.core import Func
 from tilekern.lower.target import Target, backend_of
 from tilekern.passes.cse import cse
@@ -54,7 +57,9 @@ def tilings(funcs: Iterable[Func]) -> list[Tiling]:
     return [tiling(cse(dce(func))) for func in funcs]
 
 
-def by_speed(programs: Programs, start: Blocks, free: Sequence[str], model: Model) -> Iterator[dict[str, int]]:
+def by_speed(
+    programs: Programs, start: Blocks, free: Sequence[str], model: Model, *, takes_extents: bool = False
+) -> Iterator[dict[str, int]]:
     """Sizes of the free blocks, the fastest first, by the model; sizes of equal speed by their distance from the start.
 
     Args:
@@ -62,27 +67,104 @@ def by_speed(programs: Programs, start: Blocks, free: Sequence[str], model: Mode
       start: sizes of all blocks, with which the body can be traced.
       free: the blocks to choose.
       model: the model of the target.
+      takes_extents: True for a target on which a tile may be as long as its axis; on others sizes are powers of two.
     """
-    leaves, tree = _jax.flatten(tilings(programs(start)))
-    slopes = {name: slope for name in free if (slope := _slopes(programs, start, name, leaves, tree)) is not None}
-    sizes = {name: _sizes(start[name], _extent(slope, leaves, tree)) for name, slope in slopes.items()}
-    while math.prod(map(len, sizes.values())) > _MOST:
-        longest = max(sizes, key=lambda name: len(sizes[name]))
-        sizes[longest] = [size for size in sizes[longest][::2] if size != start[longest]] + [start[longest]]
-    rows = list(itertools.product(*sizes.values()))
-    columns = np.array(rows, np.int64).reshape(len(rows), len(sizes))
-    candidates = {name: columns[:, n] for n, name in enumerate(sizes)}
+    regimes = _regimes(programs, start, free, takes_extents)
+    rows = [row for regime in regimes for row in regime.rows(start)]
+    columns = np.array(rows, np.int64).reshape(len(rows), len(regimes[0].sizes))
     with np.errstate(all="ignore"):
-        numbers = _tilings_of(candidates, start, leaves, tree, slopes)
-        seconds = np.broadcast_to(sum(map(model, numbers)), len(columns))
-    steps = sum((abs(np.log2(c / start[name])) for name, c in candidates.items()), start=np.zeros(len(columns)))
+        seconds = np.concatenate([regime.seconds(start, model) for regime in regimes])
+    names = list(regimes[0].sizes)
+    distances = (abs(np.log2(columns[:, n] / start[name])) for n, name in enumerate(names))
+    steps = sum(distances, start=np.zeros(len(columns)))
     grades = np.floor(np.log(seconds / np.nanmin(seconds)) / np.log(_ALIKE))
     for best in np.lexsort((seconds, steps, grades)):
-        yield {name: int(column[best]) for name, column in candidates.items()}
+        yield {name: int(size) for name, size in zip(names, columns[best], strict=True)}
 
 
 type _Slope = list[tuple[str, float]]
 """For each number of a tiling how it depends on a block: "times" or "over" with 1, "plus" with the slope."""
+
+
+@dataclass(frozen=True)
+class _Regime:
+    """Sizes of blocks for which a body has the same ops.
+
+    Attributes:
+      base: blocks with which the body was traced.
+      leaves, tree: the tilings of that trace.
+      slopes: for each free block how the numbers of the tilings depend on it.
+      sizes: the sizes of each free block.
+    """
+
+    base: Blocks
+    leaves: Sequence[Any]
+    tree: Any
+    slopes: Mapping[str, _Slope]
+    sizes: Mapping[str, Sequence[int]]
+
+    def rows(self, start: Blocks) -> list[tuple[int, ...]]:
+        """All combinations of sizes, at most `_MOST`."""
+        sizes = {name: list(of_name) for name, of_name in self.sizes.items()}
+        while math.prod(map(len, sizes.values())) > _MOST:
+            longest = max(sizes, key=lambda name: len(sizes[name]))
+            sizes[longest] = [size for size in sizes[longest][::2] if size != start[longest]] + [start[longest]]
+        return list(itertools.product(*sizes.values()))
+
+    def seconds(self, start: Blocks, model: Model) -> Any:
+        """An array of the seconds of all rows."""
+        rows = self.rows(start)
+        columns = np.array(rows, np.int64).reshape(len(rows), len(self.sizes))
+        candidates = {name: columns[:, n] for n, name in enumerate(self.sizes)}
+        numbers = _tilings_of(candidates, self.base, self.leaves, self.tree, self.slopes)
+        return np.broadcast_to(sum(map(model, numbers)), len(rows))
+
+
+def _regimes(programs: Programs, start: Blocks, free: Sequence[str], takes_extents: bool) -> list[_Regime]:
+    """The regimes of a body.
+
+    One is that of small blocks. Bodies often have another one for a block that holds an axis which they loop over
+    otherwise: then they read the axis once.
+    """
+    base, leaves, tree = _base(programs, start, free)
+    slopes = {name: slope for name in free if (slope := _slopes(programs, base, name, leaves, tree)) is not None}
+    extents = {name: _extent(slope, leaves, tree, _loops) for name, slope in slopes.items()}
+    sizes = {name: _sizes(start[name], extent, takes_extents) for name, extent in extents.items()}
+    regimes: list[_Regime] = []
+    for name, slope in slopes.items():
+        extent = _extent(slope, leaves, tree, _folds)
+        whole = {**base, name: max(sizes[name])}
+        if extent <= base[name] or max(sizes[name]) < extent:
+            continue
+        with suppress(BodyError):
+            of_whole, whole_tree = _jax.flatten(tilings(programs(whole)))
+            if whole_tree != tree:
+                varied = {n: _slopes(programs, whole, n, of_whole, whole_tree) for n in slopes if n != name}
+                constant = [("plus", 0.0)] * len(of_whole)
+                whole_slopes = {n: constant if n == name else varied[n] or constant for n in slopes}
+                own = {n: [whole[n]] if whole_slopes[n] is constant else sizes[n] for n in slopes}
+                regimes.append(_Regime(whole, of_whole, whole_tree, whole_slopes, own))
+                sizes[name] = [size for size in sizes[name] if size < extent]
+    return [_Regime(base, leaves, tree, slopes, sizes), *regimes]
+
+
+def _base(programs: Programs, start: Blocks, free: Sequence[str]) -> tuple[Blocks, list[Any], Any]:
+    """Blocks around which each free one is varied, with the numbers and the tree of their tilings.
+
+    The sizes of two blocks differ by a factor of 4 or more. With equal sizes the constants of two axes would be one
+    constant (`cse`), so no trace with other sizes would have the same ops.
+    """
+    base = {name: size for name, size in start.items() if name not in free}
+    for name in free:
+        taken = [size for size in base.values() if isinstance(size, int) and size]
+        halves = (start[name] >> n for n in range(start[name].bit_length()))
+        apart = (size for size in halves if all(abs(math.log2(size / used)) >= 2 for used in taken))
+        base[name] = next(apart, start[name])
+    base = {name: base[name] for name in start}
+    try:
+        return base, *_jax.flatten(tilings(programs(base)))
+    except BodyError:
+        return start, *_jax.flatten(tilings(programs(start)))
 
 
 def _slopes(programs: Programs, start: Blocks, name: str, leaves: Sequence[Any], tree: Any) -> _Slope | None:
@@ -129,18 +211,30 @@ def _tilings_of(
     return jax.tree.unflatten(tree, numbers)
 
 
-def _extent(slope: _Slope, leaves: Sequence[Any], tree: Any) -> int:
-    """The longest axis whose tiles are as large as a block; 0 if there is none."""
+def _extent(
+    slope: _Slope, leaves: Sequence[Any], tree: Any, loops_of: Callable[[Sequence[Tiling]], Sequence[Loop]]
+) -> int:
+    """The longest axis of some loops whose tiles are as large as a block; 0 if there is none."""
     marked: list[Tiling] = jax.tree.unflatten(tree, [how == "times" for how, _ in slope])
     plain: list[Tiling] = jax.tree.unflatten(tree, leaves)
-    loops = zip(_loops(marked), _loops(plain), strict=True)
+    loops = zip(loops_of(marked), loops_of(plain), strict=True)
     return max((loop.extent for mark, loop in loops if mark.block), default=0)
 
 
 def _loops(of: Sequence[Tiling]) -> list[Loop]:
-    return [loop for tiling in of for loop in (*tiling.grid, *(loops[-1] for loops in tiling.folds))]
+    return [loop for tiling in of for loop in tiling.grid] + _folds(of)
 
 
-def _sizes(start: int, extent: int) -> list[int]:
-    """The powers of two up to the first one that holds the axis; `start` alone for a block without an axis."""
-    return sorted({1 << n for n in range(max(extent - 1, 0).bit_length() + 1)} | {start}) if extent else [start]
+def _folds(of: Sequence[Tiling]) -> list[Loop]:
+    return [loops[-1] for tiling in of for loops in tiling.folds]
+
+
+def _sizes(start: int, extent: int, takes_extents: bool) -> list[int]:
+    """The powers of two up to the first one that holds the axis, and its extent where a target takes it, and `start`.
+
+    Without an axis `start` alone.
+    """
+    if not extent:
+        return [start]
+    powers = {1 << n for n in range(max(extent - 1, 0).bit_length() + 1)}
+    return sorted(powers | {start} | ({extent} if takes_extents else set()))

@@ -67,7 +67,8 @@ def good_blocks(
         refused = not missing and is_refused(start)
         if not missing and not refused and own < _LEAST.get(target.platform, _SHORT):
             return {}
-        for sizes in islice(by_speed(checked, start, free, model), _MOST_REFUSED):
+        takes_extents = target.platform == "cpu"
+        for sizes in islice(by_speed(checked, start, free, model, takes_extents=takes_extents), _MOST_REFUSED):
             chosen = {**start, **sizes}
             if not missing and not refused and seconds(chosen) * _GAIN >= own:
                 break

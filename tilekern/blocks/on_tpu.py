@@ -75,7 +75,7 @@ def _windows(tiling: Tiling) -> list[TileAccess]:
     """One access for each part of an array that is fetched or stored on its own."""
     windows = dict[object, TileAccess]()
     for access in tiling.accesses:
-        windows.setdefault((access.array, access.moved_by, access.aligned), access)
+        windows.setdefault((access.array, access.refetched_by, access.aligned), access)
     return list(windows.values())
 
 
@@ -97,7 +97,7 @@ def _block_bytes(access: TileAccess) -> Number:
 def _resident_bytes(access: TileAccess, tiling: Tiling) -> Number:
     """Bytes of the part of an array that one program needs, with the tiles of all iterations."""
     grid = len(tiling.grid)
-    pairs = zip(access.loops[grid:], access.moved_by[grid:], strict=True)
+    pairs = zip(access.loops[grid:], access.refetched_by[grid:], strict=True)
     block = _block_bytes(access)
     visited = np.maximum(times([loop for loop, moves in pairs if moves]), 1)
     return np.minimum(block * visited, np.maximum(_padded_bytes(access.extents, access.itemsize), block))
@@ -105,5 +105,5 @@ def _resident_bytes(access: TileAccess, tiling: Tiling) -> Number:
 
 def _fetched_bytes(access: TileAccess, tiling: Tiling) -> Number:
     """Bytes that all programs fetch or store. A block stays while only axes advance that do not move it."""
-    moving = [n for n, moves in enumerate(access.moved_by[: len(tiling.grid)], 1) if moves]
+    moving = [n for n, moves in enumerate(access.refetched_by[: len(tiling.grid)], 1) if moves]
     return _resident_bytes(access, tiling) * np.maximum(times(tiling.grid[: max(moving, default=0)]), 1)

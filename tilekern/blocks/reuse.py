@@ -1,0 +1,80 @@
+"""Bytes that accesses read and write, each with its distance: the bytes that are touched between two uses of it.
+
+A cache that holds the distance still has the bytes at their second use. Loops run one after the other, as on a thread
+of a CPU: a loop that does not move an access repeats it, after all that one iteration touches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tilekern.blocks.tiling import Number, TileAccess, Tiling
+
+
+class Traffic(NamedTuple):
+    """Bytes of an access that have one distance.
+
+    Attributes:
+      access: the access.
+      bytes: the bytes, in all programs together.
+      distance: the bytes that are touched until they are used again; None for bytes that no earlier access touched.
+    """
+
+    access: TileAccess
+    bytes: Number
+    distance: Number | None
+
+    @property
+    def tiles(self) -> Number:
+        """The number of tiles that these bytes are."""
+        return self.bytes / np.maximum(self.access.tile.bytes, 1)
+
+
+def traffic(tiling: Tiling) -> Iterator[Traffic]:
+    """The traffic of all accesses, in their order."""
+    for number, access in enumerate(tiling.accesses):
+        depth = _shared_depth(access, tiling.accesses[:number])
+        counts, touched = [loop.count for loop in access.loops], _touched(access)
+        for n in range(depth, len(counts)):
+            if not access.moved_by[n]:
+                repeats = math.prod(counts[:n], start=1.0) * np.maximum(counts[n] - 1, 0)
+                yield Traffic(access, repeats * touched[n + 1], _distance(tiling.accesses, access.path[: n + 1]))
+        first = math.prod(counts[:depth], start=1.0) * touched[depth]
+        yield Traffic(access, first, _distance(tiling.accesses, access.path[:depth]) if depth else None)
+
+
+def _shared_depth(access: TileAccess, earlier: Sequence[TileAccess]) -> int:
+    """The number of loops that an access has in common with an earlier one of its array; 0 if it is the first.
+
+    Inside of these loops the array was touched before.
+    """
+    return max((_common(access.path, e.path) for e in earlier if e.array == access.array), default=0)
+
+
+def _common(path: Sequence[int], other: Sequence[int]) -> int:
+    """The length of the longest common beginning."""
+    pairs = zip(path, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(path), len(other)))
+
+
+def _touched(access: TileAccess) -> list[Number]:
+    """For each number n of loops the bytes that the access touches while the first n of them stand still."""
+    touched = [access.tile.bytes]
+    for loop, moves in zip(reversed(access.loops), reversed(access.moved_by), strict=True):
+        larger = touched[-1] * loop.count if moves else touched[-1]
+        touched.append(np.minimum(larger, access.array_bytes))
+    return touched[::-1]
+
+
+def _distance(accesses: Sequence[TileAccess], path: tuple[int, ...]) -> Number:
+    """The bytes that all accesses inside of some loops touch while these stand still, each array's once."""
+    of_arrays: dict[int, Number] = {}
+    for access in accesses:
+        if access.path[: len(path)] == path:
+            touched = _touched(access)[len(path)]
+            of_arrays[access.array] = np.maximum(of_arrays.get(access.array, 0), touched)
+    return sum(of_arrays.values())
