@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, cast
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, unknown_keyword
 from tilekern.errors import ArgumentError
 
 hide_frames(__file__)
@@ -49,12 +50,15 @@ def check_launch(function: str, launch: Mapping[str, Any], without: tuple[str, .
     names = [name for name in LAUNCH if name not in without]
     for name, value in launch.items():
         if name not in names:
-            raise ArgumentError(
-                f"{function} has no keyword argument {name!r}",
-                expected=f"a parameter of {function}, or a launch option: {', '.join(names)}",
-                got=f"{name} = {describe(value)}",
-                fix=f"see help({function})",
-            )
+            raise no_keyword(function, name, value, names)
+
+
+def no_keyword(function: str, keyword: str, value: object, options: Iterable[str]) -> ArgumentError:
+    """The error for a keyword that is neither a parameter nor an option of a function of `tilekern.kernels`."""
+    public = getattr(importlib.import_module("tilekern.kernels"), function)
+    parameters = inspect.signature(public).parameters.values()
+    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    return unknown_keyword(function, keyword, value, names, options)
 
 
 def renamed[F: Callable[..., Any]](**names: str) -> Callable[[F], F]:

@@ -28,6 +28,7 @@ from tilekern.authoring import (
 )
 from tilekern.errors import ArgumentError, TilekernError
 from tilekern.kernels.checks import as_int32, is_float, is_integer, narrowed, refusal
+from tilekern.kernels.conventions import no_keyword
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import (
     CarriedReadError,
@@ -207,8 +208,9 @@ def _as_scores(name: str, array: Any, sizes: Sizes) -> jax.Array:
     if fits and all(n in (1, m) for n, m in zip(tail, (sizes.heads, sizes.queries, sizes.keys), strict=True)):
         return jnp.asarray(array).reshape(sizes.flat if lead == sizes.batch else 1, *tail)
     whole = [*sizes.batch, sizes.heads, sizes.queries, sizes.keys]
+    fault = "cannot be broadcast to the scores" if kind else f"is no array of {'floats' if name == 'bias' else 'bools'}"
     raise ArgumentError(
-        f"the {name} of flash_attention cannot be broadcast to the scores",
+        f"the {name} of flash_attention {fault}",
         expected=f"{'float' if name == 'bias' else 'bool'}{whole}, or 1 in place of N, T, S, or of all leading dims",
         got=f"{name} = {describe(array)}",
         fix="the order is batch, heads, queries, keys; give every dim, of size 1 where all are alike"
@@ -322,12 +324,7 @@ def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     keywords = (*names, "block_n", *(f"backward_{name}" for name in names), *LAUNCH_OPTIONS)
     for name in blocks:
         if name not in keywords:
-            raise ArgumentError(
-                f"flash_attention has no keyword argument {name!r}",
-                expected=f"one of its parameters, or of {', '.join(keywords)}",
-                got=f"{name} = {blocks[name]!r}",
-                fix="see help(flash_attention)",
-            )
+            raise no_keyword("flash_attention", name, blocks[name], keywords)
     sizes = ((name, blocks.get(f"backward_{name}")) for name in names)
     return tuple((name, static_int(size, f"backward_{name}", 1)) for name, size in sizes if size is not None)
 

@@ -19,6 +19,7 @@ from tilekern.authoring.arguments import (
 )
 from tilekern.authoring.closures import carry_arrays
 from tilekern.authoring.elementwise import check_elementwise, ends_in_product, masked
+from tilekern.authoring.keywords import unknown_keyword
 from tilekern.authoring.meshes import by_rows, gathered
 from tilekern.kernel.chunks import scan_rows
 from tilekern.lang.incomparable import Incomparable
@@ -46,4 +47,5 @@ __all__ = [
     "static_int",
     "takes_python_numbers",
     "type_beside",
+    "unknown_keyword",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from tilekern import _jax, _meshes, source
+from tilekern.authoring.keywords import unknown_keyword
 from tilekern.errors import ArgumentError
 from tilekern.ir.compute import PRECISIONS
 from tilekern.kernel.signature import LAUNCH as LAUNCH_OPTIONS
@@ -49,7 +50,8 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     a dtype, which JAX would give to tiles.
 
     Any argument with the method `__jax_array__`, such as a variable of Flax or Keras, becomes its array. The call
-    raises an `ArgumentError` if the function compares a size that is a symbol of `jax.export`, which no value decides.
+    raises an `ArgumentError` if the function compares a size that is a symbol of `jax.export`, which no value decides,
+    and for a keyword that the function lacks: the error says `eps=` for another library's `epsilon=`.
 
     Example:
       >>> import numpy as np
@@ -61,9 +63,10 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
       ('float', 'float', 'int')
     """
     parameters = list(inspect.signature(function).parameters.values())
-    names = {p.name for p in parameters}
+    names = [p.name for p in parameters]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     numbers = {p.name for p in parameters if re.search(r"\b(int|float|bool)\b", str(p.annotation))}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     variadic = any(p.kind is p.VAR_KEYWORD and p.name in numbers for p in parameters)
 
     @functools.wraps(function)
@@ -77,6 +80,9 @@ def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*places, *arrays[len(positional) :], **by_name)
         except (jax.errors.InconclusiveDimensionOperation, TypeError, NotImplementedError) as error:
+            unknown = [name for name in keywords if not takes_all and name not in names]
+            if unknown and "unexpected keyword argument" in str(error):
+                raise unknown_keyword(function.__name__, unknown[0], keywords[unknown[0]], names) from None
             if not _is_of_symbols(error):
                 raise
             named = {**dict(zip(positional, arrays, strict=False)), **by_name}
