@@ -20,7 +20,7 @@ def misfit(function: str, transpose_lhs: bool, transpose_rhs: bool, **arrays: An
         f"the matrices of {function} do not fit",
         expected=f"lhs{left} and rhs{right} of one dtype, with leading dims that broadcast",
         got=", ".join(f"{name} = {describe(a)}" for name, a in arrays.items()),
-        fix="leading dims must be equal or 1; cast with .astype",
+        fix="both have the same K; leading dims must be equal or 1; cast with .astype",
     )
 
 

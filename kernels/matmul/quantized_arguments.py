@@ -79,7 +79,7 @@ def check_product(lhs: Operand, rhs: Operand, operands: Sequence[Any], transpose
             expected=f"lhs[*B, M, K] and rhs[*B, {'N, K' if transpose_rhs else 'K, N'}], with leading dims that "
             "broadcast, of one dtype if both are floats",
             got=f"lhs = {_shown(lhs)}, rhs = {_shown(rhs)}",
-            fix="leading dims must be equal or 1; cast with .astype",
+            fix="both have the same K; leading dims must be equal or 1; cast with .astype",
         )
     shape = *batch, lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1]
     for number, operand in enumerate(operands):
