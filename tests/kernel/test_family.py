@@ -198,7 +198,7 @@ def test_an_element_that_is_never_stored() -> None:
     assert raised.value.loc.function == "f"
 
 
-@pytest.mark.parametrize(("count", "got"), [(0, "0 inputs"), (1, "1 inputs and 1 outputs"), (3, "3 inputs and 1")])
+@pytest.mark.parametrize(("count", "got"), [(0, "inputs: 0"), (1, "inputs: 1, outputs of"), (3, "inputs: 3")])
 def test_the_wrong_number_of_arrays(count, got) -> None:
     @tk.kernel(out_type=lambda *args: S(6))
     def f(x, y, out):
@@ -207,6 +207,17 @@ def test_the_wrong_number_of_arrays(count, got) -> None:
     summary = "f is called with the wrong number of arrays"
     with refused(ArgumentError, summary, expected="x, y, out", got=got, fix="one argument"):
         f(*[X] * count)  # <-
+
+
+def test_a_block_that_is_given_by_position() -> None:
+    @tk.kernel(out_type=lambda *args: S(6))
+    def f(x, out, *, block: tk.Block = 2):
+        i = tk.parallel(x.shape[0], block)
+        out[i] = x[i]
+
+    summary = "f is called with the wrong number of arrays"
+    with refused(ArgumentError, summary, expected="x, out", got="inputs: 2", fix="give block by keyword"):
+        f(X, 4)  # <-
 
 
 def test_more_arrays_than_parameters() -> None:

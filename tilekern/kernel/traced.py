@@ -158,11 +158,13 @@ def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[
         declared = definition.declared_type(arguments, statics)
         count = len(declared) if isinstance(declared, tuple) else 1  # pyright: ignore[reportUnknownArgumentType] -- the user's
         if len(arguments) + count != len(names):
+            options = [*definition.signature.tunables, *definition.signature.statics]
             raise ArgumentError(
                 f"{name} is called with the wrong number of arrays",
-                expected=f"{len(names)} parameters, {', '.join(names)}",
-                got=f"{len(arguments)} inputs and {count} outputs from out_type",
-                fix="give one argument for each input; out_type returns one entry for each output",
+                expected=f"inputs and outputs for its parameters, {', '.join(names)}",
+                got=f"inputs: {len(arguments)}, outputs of out_type: {count}",
+                fix="give one argument for each input; the last parameters are the outputs, one for each of out_type"
+                + (f"; give {', '.join(options)} by keyword" if options else ""),
             )
     donated = [a for n, a in zip(names, arguments, strict=False) if n in definition.donate]
     with source.at(definition.loc):
