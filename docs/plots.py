@@ -16,7 +16,7 @@ H100 = "2026-11-26-h100.json"
 CPU = "2026-11-22-cpu-2-cores-emerald-rapids.json"
 
 _OURS, _PEER = "#1f9e89", "currentColor"
-_WIDTH, _CHARACTER, _NUMBERS, _BAR, _GAP, _HEAD = 760, 7.6, 70, 15, 12, 48
+_WIDTH, _CHARACTER, _NUMBERS, _BAR, _GAP, _HEAD = 760, 8.6, 70, 15, 12, 48  # letters of bold text may be wide
 _LETTERS = 'fill="currentColor" stroke="none"'
 
 
@@ -42,17 +42,20 @@ def bars(title: str, source: str, unit: str, groups: Mapping[str, Sequence[Bar]]
     longest = max(bar.value for group in groups.values() for bar in group)
     left = max(len(bar.label) for group in groups.values() for bar in group) * _CHARACTER + 8
     scale = (_WIDTH - left - _NUMBERS) / max(longest, line or 0.0)
-    parts, y = list[str](), float(_HEAD)
+    parts, y, letters = list[str](), float(_HEAD), list[_Letters]()
     for heading, group in groups.items():
         if heading:
             parts.append(f'<text x="0" y="{y + 13:g}" {_LETTERS} font-weight="bold">{escape(heading)}</text>')
+            letters.append(_Letters(0, len(heading) * _CHARACTER, y, y + 17))
             y += 20
         for bar in group:
             parts += _bar(bar, left, y, bar.value * scale)
+            end = left + bar.value * scale
+            letters.append(_Letters(end, end + _NUMBERS - 20, y, y + _BAR))
             y += _BAR + 5
         y += _GAP
     if line is not None:
-        way = f"M{left + line * scale:.1f} {_HEAD}V{y - _GAP:g}"
+        way = _line(left + line * scale, y - _GAP, letters)
         parts.append(f'<path class="line" d="{way}" stroke="currentColor" stroke-dasharray="4 4"/>')
     head = (
         f'<text x="0" y="14" {_LETTERS} font-size="15" font-weight="bold">{escape(f"{title}, {unit}")}</text>'
@@ -63,6 +66,26 @@ def bars(title: str, source: str, unit: str, groups: Mapping[str, Sequence[Bar]]
         f'aria-label="{escape(title)}" font-family="system-ui,sans-serif" font-size="13" fill="none">'
         f"{head}{''.join(parts)}</svg>"
     )
+
+
+@dataclass(frozen=True)
+class _Letters:
+    """The box of a heading or a number, from (left, top) to (right, bottom)."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+def _line(x: float, bottom: float, letters: Sequence[_Letters]) -> str:
+    """The path of the dashed line at `x`, which leaves out headings and numbers."""
+    top, pieces = float(_HEAD), list[str]()
+    for box in letters:
+        if box.left < x < box.right:
+            pieces.append(f"M{x:.1f} {top:g}V{box.top:g}")
+            top = box.bottom
+    return "".join([*pieces, f"M{x:.1f} {top:g}V{max(top, bottom):g}"])
 
 
 def _bar(bar: Bar, left: float, y: float, length: float) -> Iterator[str]:

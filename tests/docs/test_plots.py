@@ -52,6 +52,14 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert words(picture) == ["t, u", "s", "a", "1.00", "b<c", "4.00"]
 
 
+@pytest.mark.parametrize(("value", "pieces"), [(1.9, 2), (4.0, 1), (0.1, 1)])
+def test_the_line_leaves_out_numbers(value: float, pieces: int) -> None:
+    group = [plots.Bar("a", value, True), plots.Bar("b", 4.0, False)]
+    root = ElementTree.fromstring(str(plots.bars("t", "s", "u", {"": group}, line=2.0)))
+    (line,) = (path for path in root.iter(f"{SVG}path") if path.get("class") == "line")
+    assert line.attrib["d"].count("M") == pieces
+
+
 def test_numbers_are_those_of_the_table() -> None:
     assert words(plots.h100_matmul())[3:7] == ["tilekern, Gluon", "793", "tilekern, Triton", "766"]
     assert "3.50" in words(plots.h100_others()) and "0.60" in words(plots.h100_others())
