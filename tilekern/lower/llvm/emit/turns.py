@@ -1,4 +1,4 @@
-"""Products that read the same data, such as those with the two halves of bytes: they take turns with its prefetches.
+"""Turns of products that read the same data, such as the products with the two halves of bytes: each prefetches a part.
 
 Memory is then busy while each of the products computes, and no line is prefetched twice.
 """
