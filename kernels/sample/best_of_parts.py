@@ -86,7 +86,7 @@ def best_of_parts(
     def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top, token, below = carry
         x = penalized_logits(logits, penalties, i, j)
-        drawn = x * factor + gumbel(tk.random_bits(key_data, j.indices[None, :])).astype(jnp.float32)
+        drawn = x * factor + gumbel(tk.random_bits(key_data, logits.numbers(j)[None, :])).astype(jnp.float32)
         drawn = jnp.where((jnp.abs(x) >= _LARGE) & (x != -jnp.inf), jnp.inf, drawn)
         scores = jnp.where(j.valid[None, :], ordered(jnp.where(factor == jnp.inf, x, drawn)), LEAST)
         most = scores.max(axis=1)
@@ -102,11 +102,17 @@ def best_of_parts(
 
 def merged(best: jax.Array, tokens: jax.Array, second: jax.Array, scale: jax.Array) -> jax.Array:
     """int32[B]: the token of the best part, of equal parts of the first; -1 where `is_certain` is False."""
+    top, token, below = best_of(best, tokens, second)
+    return jnp.where(is_certain(top, below, scale), token, -1)
+
+
+def best_of(best: jax.Array, tokens: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """int32[B] each: the three results of `best_of_parts` for all parts [parts, B] as one; of equal parts the first."""
     part = jnp.argmax(best, axis=0)[None]
     is_best = jnp.arange(best.shape[0])[:, None] == part
     below = jnp.where(is_best, second, best).max(axis=0)
     top, token = (jnp.take_along_axis(a, part, axis=0)[0] for a in (best, tokens))
-    return jnp.where(is_certain(top, below, scale), token, -1)
+    return top, token, below
 
 
 def is_certain(top: jax.Array, below: jax.Array, scale: jax.Array) -> jax.Array:
@@ -124,7 +130,7 @@ def is_certain(top: jax.Array, below: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 @best_of_parts.schedule("cpu")
-def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
+def cpu_blocks(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """A tile of logits and a tile of weights fit the cache of a core."""
     rows, width = operands.hidden.shape
     blocks = {"block_b": even(rows, 64), "block_v": even(form.words(operands.weight), 256)}
@@ -132,7 +138,7 @@ def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
 
 
 @best_of_parts.schedule("cuda")
-def _cuda(operands: Operands, *arguments: Any, device: tk.Device) -> dict[str, int]:
+def cuda_blocks(operands: Operands, *arguments: Any, device: tk.Device) -> dict[str, int]:
     """Few rows: a program has its sums, scores and random bits in registers. 64 rows spill with mma alone."""
     rows, width = operands.hidden.shape
     itemsize = operands.hidden.dtype.itemsize
@@ -142,7 +148,7 @@ def _cuda(operands: Operands, *arguments: Any, device: tk.Device) -> dict[str, i
 
 
 @best_of_parts.schedule("tpu")
-def _tpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
+def tpu_blocks(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """Whole columns of the weight where a tile takes at most 8 MiB."""
     rows, width = operands.hidden.shape
     block_v = tiled(form.words(operands.weight), 512, 128)

@@ -58,20 +58,20 @@ def certain_tokens_of_filters(
 
 
 @certain_tokens.schedule("cpu")
-def _parts_cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
+def parts_of_cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """Parts for few rows, so that several cores read the weight."""
     return {"parts": max(1, min(8, form.words(operands.weight) // 1024)) if operands.hidden.shape[0] <= 64 else 1}
 
 
 @certain_tokens.schedule("cuda")
-def _parts_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
+def parts_of_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
     """As many parts as let all programs end soonest: a single row keeps all multiprocessors busy."""
     programs, tiles = tk.cdiv(operands.hidden.shape[0], 64), tk.cdiv(form.words(operands.weight), 128)
     return {"parts": soonest_parts(programs, tiles, device.cores)}
 
 
 @certain_tokens_of_filters.schedule("cuda")
-def _filters_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
+def parts_of_filters_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
     """As many parts as let all programs end soonest, and at least 8, whose candidates suffice for most rows."""
     programs, tiles = tk.cdiv(operands.hidden.shape[0], 32), tk.cdiv(form.words(operands.weight), LANES)
     return {"parts": max(8, soonest_parts(programs, tiles, device.cores))}

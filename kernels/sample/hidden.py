@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.checks import as_rows, is_float, refusal, require, softcap_of_scores
-from tilekern.kernels.quantized_array import QuantizedArray, check_quantized, is_quantized_array
-from tilekern.kernels.ragged_dot.arguments import with_scales
+from tilekern.kernels.checks import as_rows, softcap_of_scores
+from tilekern.kernels.quantized_array import QuantizedArray
 from tilekern.kernels.sample import checks
 from tilekern.kernels.sample.completed import certain_tokens, certain_tokens_of_filters, completed_tokens
-from tilekern.kernels.sample.product import Form, Operands
+from tilekern.kernels.sample.operands import operands_of
+from tilekern.kernels.sample.product import Form
 
 hide_frames(__file__)
 
@@ -89,9 +89,8 @@ def sample_hidden(
       Array([6, 5], dtype=int32)
     """
     form = Form(softcap_of_scores("sample_hidden", softcap), transpose_weight)
-    weight = _without_zero_points(weight) if is_quantized_array(weight) else weight
-    _check_operands(hidden, weight, bias, form)
-    batch, vocabulary = hidden.shape[:-1], form.words(weight)
+    operands = operands_of("sample_hidden", hidden, weight, bias, form)
+    batch, vocabulary = hidden.shape[:-1], form.words(operands.weight)
     keys = checks.keys_of_rows("sample_hidden", key, batch)
     rates = checks.rates_of_rows("sample_hidden", batch, vocabulary, temperature, top_k, top_p, min_p)
     penalties = checks.penalties_of_rows(
@@ -100,9 +99,7 @@ def sample_hidden(
     rows = math.prod(batch)
     if rows == 0:
         return jnp.zeros(batch, jnp.int32)
-    operands, words = Operands(as_rows(hidden), weight, bias), as_rows(keys)
-    if isinstance(weight, QuantizedArray):
-        operands = _scaled(operands, weight, transpose_weight)
+    words = as_rows(keys)
     options: dict[str, Any] = {"form": form, "target": target, "block_d": block_d}
     if rates.top_k is not None or rates.min_p is not None:
         tokens = certain_tokens_of_filters(operands, words, rates, penalties, **options)
@@ -111,50 +108,3 @@ def sample_hidden(
     else:
         tokens = jnp.full(rows, -1, jnp.int32)
     return completed_tokens(operands, words, rates, penalties, tokens, **options, block_v=block_v).reshape(batch)
-
-
-def _check_operands(hidden: Any, weight: Any, bias: Any, form: Form) -> None:
-    """Raise an `ArgumentError` unless the operands give logits of a vocabulary that `sample` can take."""
-    is_quantized = isinstance(weight, QuantizedArray)
-    fits = is_float(hidden) and (is_quantized or (is_float(weight) and hidden.dtype == weight.dtype))
-    fits = fits and hidden.ndim > 0 and weight.ndim == 2 and hidden.shape[-1] == weight.shape[form.transpose_weight]
-    fits = fits and 0 < form.words(weight) <= checks.WORDS
-    optional = {} if bias is None else {"bias": bias}
-    if fits and bias is not None:
-        fits = is_float(bias) and bias.shape == (form.words(weight),)
-    shape = "[V, D]" if form.transpose_weight else "[D, V]"
-    require(
-        fits,
-        "sample_hidden",
-        expected=f"hidden[*B, D] and weight{shape} of one float dtype of at least 16 bits, bias[V], V from 1 to 2^19; "
-        "or a QuantizedArray as weight",
-        fix="cast with .astype; transpose_weight=True takes an embedding [V, D] as it is",
-        hidden=hidden,
-        weight=weight.values if is_quantized else weight,
-        **optional,
-    )
-
-
-def _without_zero_points(weight: Any) -> QuantizedArray:
-    """A quantised weight, of this or another library, whose scales fit.
-
-    Raises:
-      ArgumentError: the scales do not fit the values, or there are zero points.
-    """
-    array = QuantizedArray.of(weight)
-    check_quantized("sample_hidden", "weight", array)
-    if array.zero_points is None:
-        return array
-    fix = "quantise it without zero_point=True, or call sample(quantized_matmul(hidden, weight), ...)"
-    raise refusal("sample_hidden", "weight", "a weight without zero points", array.zero_points, fix)
-
-
-def _scaled(operands: Operands, weight: QuantizedArray, transpose_weight: bool) -> Operands:
-    """The operands with a quantised weight; scales of short blocks of the inner dim are applied in memory."""
-    hidden, scales = operands.hidden, weight.scales[None]
-    _, values, _, scale = with_scales(hidden, weight.values[None], None, scales, transpose_weight)
-    if scale is None:
-        return operands._replace(weight=values[0])
-    words = weight.shape[0 if transpose_weight else 1]
-    of_tokens = scale if scale.shape[2] == 1 else jnp.repeat(scale, words // scale.shape[2], axis=2)
-    return operands._replace(weight=values, scale=of_tokens)

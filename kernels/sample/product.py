@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.ragged_dot import products as scaled
@@ -21,12 +22,16 @@ class Operands(NamedTuple):
         [1, V, D].
       bias: float [V], or None.
       scale: float32[1, blocks of D, V or 1], what weights are multiplied by, also of [1, V, D]; or None.
+      first: int32[1], the number of the weight's first token in a vocabulary that devices divide; None for 0.
+      stop: int32[1], the number of tokens before padding; logits of padding are -inf. None for V.
     """
 
     hidden: Any
     weight: Any
     bias: Any = None
     scale: Any = None
+    first: Any = None
+    stop: Any = None
 
 
 class Form(NamedTuple):
@@ -71,7 +76,13 @@ class Product:
         logits = self._sums(rows, j) if self.operands.scale is None else self._scaled_sums(rows, j)
         logits = logits if bias is None else logits + bias[j].astype(logits.dtype)[None, :]
         logits = softcapped(logits, self.form.softcap)
+        if self.operands.stop is not None:
+            logits = jnp.where(j.indices[None, :] < self.operands.stop[0], logits, -jnp.inf)
         return logits if is_tile else logits.reshape(j.size)
+
+    def numbers(self, j: tk.Tile) -> jax.Array:
+        """int32[block_v]: the numbers of the tokens of a tile in the whole vocabulary."""
+        return j.indices if self.operands.first is None else j.indices + self.operands.first[0]
 
     def _sums(self, rows: Any, j: tk.Tile) -> jax.Array:
         """hidden @ weight, of one row [1, block_v]."""
@@ -87,7 +98,7 @@ class Product:
 
     def _scaled_sums(self, rows: Any, j: tk.Tile) -> jax.Array:
         """`_sums` of a weight with scales, as `quantized_matmul` computes them."""
-        hidden, weight, _, scale = self.operands
+        hidden, weight, _, scale, *_ = self.operands
         i = rows if isinstance(rows, tk.Tile) else tk.tile(hidden.shape[0], 1, rows)
         operands = scaled.Operands(hidden, (weight,), None, (scale,), self.form.transpose_weight)
         only: Any = 0

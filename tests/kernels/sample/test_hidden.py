@@ -114,9 +114,8 @@ def test_infinities_nan_and_an_empty_sum() -> None:
     assert empty.tolist() == sample(np.zeros((2, 9), np.float32), KEY).tolist()
 
 
-def test_scores_that_nearly_tie() -> None:
-    """Second tokens whose scores differ from the best by a few units: one pass claims no other token than `sample`."""
-    rows, words = 400, 8
+def nearly_tied(rows: int, words: int) -> np.ndarray:
+    """float32 logits of rows by `words_of` in which a second score differs from the best one by up to 300 units."""
     random, number_of = np.random.default_rng(0), np.arange(words, dtype=np.uint32)
     noise = np.float64(jax.vmap(lambda row: gumbel(tk.random_bits(row, number_of)))(words_of(rows)))
     x = random.normal(0, 2, (rows, words))
@@ -125,7 +124,13 @@ def test_scores_that_nearly_tie() -> None:
     units = random.integers(-300, 300, rows)
     of_row = np.arange(rows)
     x[of_row, other] = (scores[of_row, best] + units - noise[of_row, other]) / SCALE
-    x = x.astype(np.float32)
+    return x.astype(np.float32)
+
+
+def test_scores_that_nearly_tie() -> None:
+    """Second tokens whose scores differ from the best by a few units: one pass claims no other token than `sample`."""
+    rows = 400
+    x = nearly_tied(rows, 8)
     expected = np.asarray(sample(x, KEY))
     arrays = Operands(np.eye(rows, dtype=np.float32), x), words_of(rows), np.full(rows, SCALE), None
     found = np.asarray(certain_tokens(*arrays, form=Form()))
@@ -187,6 +192,15 @@ def test_frequencies_of_many_draws() -> None:
 
 
 @pytest.mark.one_backend
+def test_frequencies_of_draws_by_a_quantized_weight() -> None:
+    """χ² of 200,000 draws, for the probabilities of the dequantised weight."""
+    weight = QuantizedArray.quantize(jnp.log(jnp.array([[0.38, 0.3, 0.15, 0.1, 0.04, 0.02, 0.01]], jnp.float32)))
+    p = np.asarray(jax.nn.softmax(weight.dequantize(jnp.float32)[0]), np.float64)
+    tokens = np.asarray(sample_hidden(jnp.ones((200_000, 1)), weight, jax.random.key(2)))
+    assert chi_squared(np.bincount(tokens, minlength=7), 200_000 * p) < 5
+
+
+@pytest.mark.one_backend
 def test_the_interpreter_agrees() -> None:
     hidden, weight = operands(5, 19, 83)
     arrays, words, rates = Operands(hidden, weight), words_of(5), rates_of_rows("", (5,), 83, 1.0, None, None, None)
@@ -235,6 +249,21 @@ def test_leading_dims_vmap_export_and_no_rows() -> None:
     assert sample_hidden(stacked[:, :0], weight, KEY).shape == (2, 0)
     exported = jax.export.export(jax.jit(sample_hidden))(stacked, weight, keys)
     np.testing.assert_array_equal(jax.export.deserialize(exported.serialize()).call(stacked, weight, keys), whole)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_quantized_weights_are_exported(dtype: str) -> None:
+    """The program takes values and scales, and is put together again by its caller."""
+    hidden, weight = operands(6, 32, 40)
+    quantized = QuantizedArray(jnp.asarray(weight * 4).astype(dtype), jnp.full((1, 40), 0.25, jnp.float32))
+
+    def draw(hidden: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:
+        return sample_hidden(hidden, QuantizedArray(values, scales), KEY, top_k=5)
+
+    arrays = hidden, quantized.values, quantized.scales
+    exported = jax.export.deserialize(jax.export.export(jax.jit(draw))(*arrays).serialize())
+    np.testing.assert_array_equal(exported.call(*arrays), sample(logits_of(hidden, weight), KEY, top_k=5))
 
 
 @pytest.mark.one_backend
