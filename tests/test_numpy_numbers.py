@@ -91,6 +91,17 @@ def optimized(make: Callable[..., Any], step: str) -> Callable[..., Any]:
     return run
 
 
+DRAWS_OF_HIDDEN = {
+    "transpose_weight": True,
+    "softcap": 4.0,
+    "temperature": 0.5,
+    "top_k": 9,
+    "top_p": 0.75,
+    "min_p": 0.125,
+    "repetition_penalty": 2.0,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+}
 LOSS = {"ignore_index": 3, "label_smoothing": 0.5, "softcap": 2.0, "z_loss": 0.25, "temperature": 2.0}
 NORM = {"eps": 0.5, "offset": 1.0}
 ROUTE = {"experts_per_token": 2, "normalize": True, "groups": 2, "top_groups": 1, "scale": 2.0}
@@ -202,17 +213,7 @@ CALLS: dict[str, Call] = {
     ),
     "sample_hidden": Call(
         (f(4, 8), f(16, 8), KEY),
-        {
-            "transpose_weight": True,
-            "softcap": 4.0,
-            "temperature": 0.5,
-            "top_k": 9,
-            "top_p": 0.75,
-            "min_p": 0.125,
-            "repetition_penalty": 2.0,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.5,
-        },
+        DRAWS_OF_HIDDEN,
         {"counts": np.arange(64, dtype=np.int32).reshape(4, 16) % 3},
         differentiable=False,
     ),
@@ -277,6 +278,13 @@ CALLS: dict[str, Call] = {
     "ring_attention": Call(HEADS, ATTENTION, on_mesh=True),
     "route": Call((f(8, 4),), ROUTE),
     "vocab_parallel_cross_entropy": Call((f(4, 16), f(16, 32), n(4)), {**LOSS, "return_logsumexp": True}, on_mesh=True),
+    "vocab_parallel_sample_hidden": Call(
+        (f(4, 8), f(16, 8), KEY),
+        {**DRAWS_OF_HIDDEN, "vocabulary": 15},
+        {"counts": np.arange(64, dtype=np.int32).reshape(4, 16) % 3},
+        differentiable=False,
+        on_mesh=True,
+    ),
 }
 
 PACKAGES = [m.name for m in pkgutil.iter_modules(tilekern.kernels.__path__, "tilekern.kernels.") if m.ispkg]

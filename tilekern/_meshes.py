@@ -158,11 +158,12 @@ def placed(values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
     return [cast(Any, jax).reshard(x, t.sharding) if jax.typeof(x).sharding != t.sharding else x for x, t in pairs]
 
 
-def varying_like(value: Any, avals: Sequence[Any]) -> Any:
-    """The value, cast to vary over the manual axes over which `avals` vary; None stays None."""
+def varying_like(value: Any, avals: Sequence[Any], without: Sequence[str] = ()) -> Any:
+    """The value, cast to vary over the manual axes over which `avals` vary, but for some; None stays None."""
     if value is None:
         return None
-    missing = frozenset[str]().union(*(aval.mat.varying for aval in avals)) - jax.typeof(value).mat.varying
+    axes = frozenset[str]().union(*(aval.mat.varying for aval in avals)) - frozenset(without)
+    missing = axes - jax.typeof(value).mat.varying
     return _varying(value, missing) if missing else value
 
 

@@ -10,6 +10,7 @@ from tilekern.distributed.routing import (
     route,
     router_z_loss,
 )
+from tilekern.distributed.sample import vocab_parallel_sample_hidden
 from tilekern.distributed.sequence_parallel import (
     BytesSent,
     attention_bytes,
@@ -36,4 +37,5 @@ __all__ = [
     "to_zigzag",
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
+    "vocab_parallel_sample_hidden",
 ]
