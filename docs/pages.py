@@ -25,9 +25,6 @@ PART = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
-_READABLE = 560
-"""Pixels: a picture of this width has letters that people can read, a wider one that is made as narrow, too."""
-
 
 @dataclass(frozen=True)
 class Block:
@@ -77,14 +74,6 @@ def run(name: str, text: str) -> Iterator[Block | Drawn]:
         lines_above += part["code"].count("\n")
 
 
-def _figure(svg: str) -> str:
-    """A picture of a page, which a narrow screen scrolls: smaller, its letters could not be read."""
-    width = re.search(r'width="([\d.]+)"', svg)
-    least = min(float(width[1]), _READABLE) if width else 0
-    style = "max-width:100%;height:auto"
-    return f'<figure style="overflow-x:auto">{svg.replace(style, f"{style};min-width:{least:g}px", 1)}</figure>'
-
-
 def with_pictures(name: str, text: str) -> str:
     """The Markdown of a page with its pictures in the place of their marks; a page without marks is not run."""
     if "<!-- picture: " not in text:
@@ -92,6 +81,6 @@ def with_pictures(name: str, text: str) -> str:
     end, pieces = 0, list[str]()
     for part in run(name, text):
         if isinstance(part, Drawn):
-            pieces += (text[end : part.start], _figure(part.picture.svg))
+            pieces += (text[end : part.start], f"<figure>{part.picture.svg}</figure>")
             end = part.end
     return "".join((*pieces, text[end:]))
