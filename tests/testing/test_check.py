@@ -18,7 +18,7 @@ from hypothesis import settings
 from tests.testing import kernels
 from tilekern import testing
 from tilekern.command_line import arguments
-from tilekern.errors import ArgumentError, TargetError
+from tilekern.errors import ArgumentError, DependencyError, TargetError
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.xla.lowering import XlaLowering
@@ -52,6 +52,14 @@ def test_right_kernels_pass(kernel: Any, reference: Any) -> None:
     assert report.examples == 8
     assert report.targets == ("interpreter", *QUICK)
     assert all(row["worst_error"] <= 1 for row in report.as_dict()["rows"])
+
+
+@pytest.mark.parametrize("call", [lambda: check(kernels.product), lambda: testing.given_arguments(kernels.product)])
+def test_without_hypothesis_the_error_says_what_to_install(monkeypatch: Any, call: Any) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)  # what Python takes for a failed import
+    with pytest.raises(DependencyError, match="random test input needs Hypothesis") as raised:
+        call()
+    assert raised.value.fix == "pip install hypothesis"
 
 
 def test_functions_around_kernels_are_checked() -> None:

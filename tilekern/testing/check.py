@@ -256,7 +256,8 @@ def given_arguments(
 
     A `Call` has `.arguments` and `.keywords`, so that `kernel(*call.arguments, **call.keywords)` makes it.
     """
+    drawn = space(kernel, None, cases, keywords, batches=batches, gradients=False)
+    calls = drawn.strategy()
     from hypothesis import given
 
-    drawn = space(kernel, None, cases, keywords, batches=batches, gradients=False)
-    return given(drawn.strategy())
+    return given(calls)

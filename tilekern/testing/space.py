@@ -75,9 +75,8 @@ class Space:
 
     def strategy(self, rejected: Counter[str] | None = None) -> SearchStrategy[Call]:
         """Calls that the function takes; a call that it refuses is counted in `rejected`."""
-        from hypothesis import reject
-
         st = hypothesis_strategies()
+        from hypothesis import reject
 
         def make(draw: Any) -> Call:
             def pick(values: Sequence[Any]) -> Any:
