@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.kernels.sample.test_hidden import logits_of, nearly_tied, operands
@@ -199,6 +201,23 @@ def test_what_devices_exchange_for_top_p_alone() -> None:
     """The logits and the tokens of each row. XLA knows that there is one round, and needs no loop."""
     _, by_name = exchanges(top_p=0.9)
     assert sorted(kind for of_body in by_name.values() for _, kind in of_body) == ["all-reduce", "all-to-all"]
+
+
+@pytest.mark.one_backend
+def test_tpus_take_filters_of_large_weights() -> None:
+    """Compiled for four v5e, with sizes of Qwen 2.5 7B: neither the weight nor a part of it is copied or exchanged."""
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):  # no device is asked, no lock is taken
+        os.environ.setdefault(name, "1")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    mesh = Mesh(np.array(topology.devices), ("model",), axis_types=(AxisType.Auto,))
+    local = partial(vocab_parallel_sample_hidden, axis_name="model", top_k=20, top_p=0.8)
+    specs, sizes = (P(), WEIGHT, P()), (((16, 3584), jnp.bfloat16), ((3584, 152064), jnp.bfloat16), ((2,), jnp.uint32))
+    arrays = [
+        jax.ShapeDtypeStruct(*size, sharding=NamedSharding(mesh, spec)) for size, spec in zip(sizes, specs, strict=True)
+    ]
+    compiled = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())).lower(*arrays).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 3584 * 152064 * 2 // 4 // 8
 
 
 def test_memory_of_logits() -> None:
