@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -485,10 +486,7 @@ class Elements:
             return None
         if any(c.type.lanes for c in conditions):
             conditions = [c if c.type.lanes else self.code.splat(c, lanes) for c in conditions]
-        total = conditions[0]
-        for condition in conditions[1:]:
-            total = self.code.binary("and", total, condition)
-        return total
+        return reduce(partial(self.code.binary, "and"), conditions)
 
 
 def index_of(number: Reg, step: int = 0) -> Index:
