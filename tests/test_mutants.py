@@ -213,6 +213,25 @@ def test_a_test_that_fails_without_the_fault_kills_nothing(killers: list[str], w
     assert matrix.confirmed(killers, [Recorded("a", 1.0)], FakeTree(Path()), "test") == wanted
 
 
+def test_behind_a_test_that_fails_without_the_fault_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Planted(FakeTree):
+        """With --first, a batch ends at its first failure."""
+
+        def outcomes(
+            self, tests: Sequence[Recorded], suite: str = "test", first: bool = False
+        ) -> tuple[list[str], list[str]]:
+            passed, failed = super().outcomes(tests)
+            return (passed[:0] if failed else passed), failed[:1]
+
+    monkeypatch.setattr(matrix.Tree, "plant", lambda self, fault: None)
+    monkeypatch.setattr(matrix.Tree, "restore", lambda self, fault: None)
+    (fault,) = (edit for edit in edits("tilekern/ir/a.py", TEXTS["tilekern/ir/a.py"]) if edit.kind == "drop")
+    tree = Planted(Path())
+    batch = [Recorded(f"a::{name}", 1.0) for name in ("broken", "x", "broken2", "y")]
+    assert matrix._killers(fault, batch, tree, matrix.Effort(9.0, first=True)) == (2, [])
+    assert tree.unsound == {"a::broken", "a::broken2"}
+
+
 def test_a_collection_that_fails_without_the_fault_kills_nothing() -> None:
     assert matrix.confirmed(["collection"], [Recorded("broken", 1.0)], FakeTree(Path()), "test") == []
 

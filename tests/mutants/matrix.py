@@ -134,27 +134,44 @@ def _row(fault: Edit, reach: Reach, tree: Tree, effort: Effort) -> Row:
     if effort.suite == "test-full":
         tests = whole_files(tests)
     seconds = {test.name: test.seconds for test in tests}
-    row.reached, batch = len(tests), list[Recorded]()
-    tree.plant(fault)
-    try:
-        for batch in batches(tests):
-            if ran > effort.limit:
-                break
-            passed, failed = tree.outcomes(batch, effort.suite, effort.first)
-            row.passed += len(passed)
-            row.killers += failed
-            ran += sum(test.seconds for test in batch)
-            if failed and (effort.first or any(seconds.get(name, 0.0) <= DEAR for name in failed)):
-                break
-        else:
-            row.verdict = "survives"
-    finally:
-        tree.restore(fault)
+    row.reached = len(tests)
+    for batch in batches(tests):
+        if ran > effort.limit:
+            break
+        passed, killers = _killers(fault, batch, tree, effort)
+        row.passed += passed
+        row.killers += killers
+        ran += sum(test.seconds for test in batch)
+        if killers and (effort.first or any(seconds.get(name, 0.0) <= DEAR for name in killers)):
+            break
+    else:
+        row.verdict = "survives"
     if row.killers:
-        row.killers = confirmed(row.killers, batch, tree, effort.suite)
-        row.verdict = "killed" if row.killers else "open"
+        row.verdict = "killed"
     row.seconds = round(time.monotonic() - began, 1)
     return row
+
+
+def _killers(fault: Edit, batch: Sequence[Recorded], tree: Tree, effort: Effort) -> tuple[int, list[str]]:
+    """How many tests of a batch pass with the fault, and the tests that kill it.
+
+    A test that also fails without the fault ends no batch: the tests behind it run then.
+    """
+    passing, left = 0, [test for test in batch if test.name not in tree.unsound]
+    while left:
+        tree.plant(fault)
+        try:
+            passed, failed = tree.outcomes(left, effort.suite, effort.first)
+        finally:
+            tree.restore(fault)
+        passing += len(passed)
+        killers = confirmed(failed, left, tree, effort.suite) if failed else []
+        behind = [test for test in left if test.name not in {*passed, *failed}]
+        if killers or not failed or not effort.first or len(behind) == len(left):
+            return passing, killers
+        tree.unsound.update(failed)
+        left = behind
+    return passing, []
 
 
 def confirmed(killers: list[str], batch: Sequence[Recorded], tree: Tree, suite: str) -> list[str]:
@@ -227,9 +244,11 @@ class Tree:
 
     Attributes:
       path: of its root.
+      unsound: the tests that fail in it without a fault.
     """
 
     path: Path
+    unsound: set[str] = field(default_factory=set[str])
 
     def plant(self, fault: Edit) -> None:
         """Plant a fault. Its file is newer than all others, so its compiled code is not that of the original."""
