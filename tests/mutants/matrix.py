@@ -187,7 +187,11 @@ def confirmed(killers: list[str], batch: Sequence[Recorded], tree: Tree, suite: 
 
 
 def reaching(fault: Edit, reach: Reach) -> list[Recorded]:
-    """The tests that reach a fault, those first that kill fast: cheap ones, of near files."""
+    """The tests that reach a fault, those first that kill fast: cheap ones, of near files.
+
+    The file of tests that has the module's name counts as a whole: a test whose result an earlier test left in a cache
+    of the process reached no line in the recorded run.
+    """
     found: dict[str, Recorded] = {}
     served = next((client for folder, client in _SERVED.items() if fault.file.startswith(folder)), "")
     if served:
@@ -197,7 +201,10 @@ def reaching(fault: Edit, reach: Reach) -> list[Recorded]:
     # Code that runs when a module is imported, or in processes alone, is reached by those that use the module.
     for files in ({fault.file}, importers(fault.file, reach.texts)):
         found = found or {test.name: test for test in reach.of_files(files)}
-    found |= {test.name: test for test in reach.tests if test.starts}
+    module = Path("tests", fault.file.removeprefix("tilekern/"))
+    own_file = module.with_name(f"test_{module.name}").as_posix()
+    named = {test.name: test for test in reach.tests if test.file == own_file}
+    found |= named | {test.name: test for test in reach.tests if test.starts}
     tests = [test for test in found.values() if test.passed and test.file not in LEFT_OUT]
     totals = defaultdict[str, float](float)
     for test in tests:
@@ -205,8 +212,8 @@ def reaching(fault: Edit, reach: Reach) -> list[Recorded]:
     reaches = {test.name for test in tests if fault.file in test.lines}
     return sorted(
         tests,
-        key=lambda test: (test.name not in reaches and test.starts, _dear(test), -nearness(test.file, fault.file),
-                          totals[test.file], test.file),
+        key=lambda test: (test.name not in reaches and test.starts, _dear(test), test.name not in named,
+                          -nearness(test.file, fault.file), totals[test.file], test.file),
     )  # fmt: skip
 
 
