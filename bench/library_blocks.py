@@ -1,7 +1,7 @@
 """Kernels of the library without their schedules: the blocks of the model of CPUs, against the fastest measured ones.
 
     python -m bench.library_blocks --seconds 170              # goes on where it stopped, for so long
-    python -m bench.library_blocks "rms_norm square" softmax  # some cases; those that have a result are left out
+    python -m bench.library_blocks "rms_norm square" softmax  # some cases, without the cases that have a result
     python -m bench.library_blocks --table                    # all results, their median and the worst
 
 A case is one of `kernels/<name>/cases.py` in float32, on random arrays. Its kernel starts with all blocks 128, as in

@@ -50,19 +50,23 @@ def traffic(tiling: Tiling) -> Iterator[Traffic]:
 def _shared_depth(access: TileAccess, earlier: Sequence[TileAccess]) -> int:
     """The number of loops that an access has in common with an earlier one of its array; 0 if it is the first.
 
-    Inside of these loops the array was touched before.
+    Example: loops i and k around the first access, i and l around the second one -> 1: in an iteration of i, the first
+    access has touched the array before the second one does.
     """
     return max((_common(access.path, e.path) for e in earlier if e.array == access.array), default=0)
 
 
-def _common(path: Sequence[int], other: Sequence[int]) -> int:
+def _common(path: Sequence[int], earlier_path: Sequence[int]) -> int:
     """The length of the longest common beginning."""
-    pairs = zip(path, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(path), len(other)))
+    pairs = zip(path, earlier_path, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(path), len(earlier_path)))
 
 
 def _touched(access: TileAccess) -> list[Number]:
-    """For each number n of loops the bytes that the access touches while the first n of them stand still."""
+    """For n = 0, 1, ... the bytes that the access touches in one iteration of its n outermost loops.
+
+    Example: a tile of 8 bytes that a loop of 4 iterations moves, with a loop of 3 around it -> [32, 32, 8].
+    """
     touched = [access.tile.bytes]
     for loop, moves in zip(reversed(access.loops), reversed(access.moved_by), strict=True):
         larger = touched[-1] * loop.count if moves else touched[-1]

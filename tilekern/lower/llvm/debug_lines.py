@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
+from tilekern.lower.llvm_metadata import string
 from tilekern.source import Loc
 
 REGION = "region:"
@@ -89,7 +90,7 @@ class DebugLines:
     def _module_nodes(self) -> None:
         self._add('!{i32 7, !"Dwarf Version", i32 4}')  # the last version that has file names in the table of lines
         self._add('!{i32 2, !"Debug Info Version", i32 3}')
-        file = f'!DIFile(filename: {_string(self._default.file)}, directory: "")'
+        file = f'!DIFile(filename: {string(self._default.file)}, directory: "")'
         unit = (
             'language: DW_LANG_Python, file: !3, producer: "tilekern", isOptimized: true, emissionKind: LineTablesOnly'
         )
@@ -100,11 +101,11 @@ class DebugLines:
     def _function(self, name: str) -> int:
         place = f"scope: !3, file: !3, line: {self._default.line}"
         flags = "spFlags: DISPFlagDefinition | DISPFlagOptimized"
-        return self._add(f"distinct !DISubprogram(name: {_string(name)}, {place}, type: !4, unit: !2, {flags})")
+        return self._add(f"distinct !DISubprogram(name: {string(name)}, {place}, type: !4, unit: !2, {flags})")
 
     def _location(self, function: str, loc: Loc) -> int:
         region = f"{REGION}{loc.region}" if loc.region else ""
-        file = self._add(f"!DIFile(filename: {_string(loc.file)}, directory: {_string(region)})")
+        file = self._add(f"!DIFile(filename: {string(loc.file)}, directory: {string(region)})")
         scope = self._add(f"!DILexicalBlockFile(scope: !{self._function(function)}, file: !{file}, discriminator: 0)")
         return self._add(f"!DILocation(line: {loc.line}, column: {loc.column + 1}, scope: !{scope})")
 
@@ -114,10 +115,3 @@ class DebugLines:
             self._numbers[text] = len(self._nodes)
             self._nodes.append(text)
         return self._numbers[text]
-
-
-def _string(text: str) -> str:
-    r"""A string of LLVM's IR: `"a\22b"`."""
-    special = ('"', "\\")
-    printed = (chr(b) if " " <= chr(b) <= "~" and chr(b) not in special else f"\\{b:02X}" for b in text.encode())
-    return f'"{"".join(printed)}"'

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from tilekern.ir.records import record
+from tilekern.lower.llvm_metadata import string
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.program import Program
 from tilekern.source import UNKNOWN, Loc
@@ -160,9 +161,9 @@ class _DebugInfo:
         assert function is not None, root
         # PTX has no escapes: a character that would end the string is left out.
         directory, name_of_file = os.path.split("".join(c for c in loc.file if c != '"' and c.isprintable()))
-        file = self._add(f"!DIFile(filename: {_string(name_of_file)}, directory: {_string(directory)})")
+        file = self._add(f"!DIFile(filename: {string(name_of_file)}, directory: {string(directory)})")
         # PTX takes the name of the linker.
-        places = f"name: {_string(name)}, linkageName: {_string(name)}, scope: !{file}, file: !{file}"
+        places = f"name: {string(name)}, linkageName: {string(name)}, scope: !{file}, file: !{file}"
         shared = f"type: {function.fields['type']}, unit: {function.fields['unit']}"
         flags = "spFlags: DISPFlagDefinition | DISPFlagOptimized"
         scope = self._add(f"distinct !DISubprogram({places}, {shared}, {flags})")
@@ -176,10 +177,3 @@ class _DebugInfo:
             self.added.append(f"!{self._next} = {text}")
             self._next += 1
         return self._numbers[text]
-
-
-def _string(text: str) -> str:
-    r"""A string of LLVM's IR: `"a\22b"`."""
-    special = ('"', "\\")
-    printed = (chr(b) if " " <= chr(b) <= "~" and chr(b) not in special else f"\\{b:02X}" for b in text.encode())
-    return f'"{"".join(printed)}"'
