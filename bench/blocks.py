@@ -27,7 +27,7 @@ from bench.timing import by_round, clock, take_turns
 from tilekern.blocks import by_speed, model_of, tiling
 from tilekern.errors import LargeProgramWarning, TilekernError
 from tilekern.ir.core import Func
-from tilekern.lower.target import resolve
+from tilekern.lower.target import backend_of, resolve
 
 LIMIT = 2.0  # × the fastest, at worst
 TARGET = "cpu:llvm"
@@ -87,7 +87,7 @@ def _chosen(case: Case, target: str) -> dict[str, int]:
     """The blocks of the target's model."""
     model, start = model_of(resolve(target)), dict.fromkeys(case.kernel.signature.blocks, 128)
     assert model is not None
-    takes_extents = resolve(target).platform == "cpu"
+    takes_extents = backend_of(resolve(target)).takes_extents
     choices = by_speed(lambda blocks: [_func(case, blocks)], start, list(start), model, takes_extents=takes_extents)
     return next(choices)
 

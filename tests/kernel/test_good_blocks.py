@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from tilekern.blocks.choose import Blocks
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func
 from tilekern.kernel.composite import called
-from tilekern.lower.target import resolve
+from tilekern.lower.target import BACKENDS, resolve
 from tilekern.testing.programs.batches import sample
 
 needs_llvm = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite")
@@ -274,6 +275,25 @@ def test_an_error_of_the_model_is_no_error_of_the_body(monkeypatch: pytest.Monke
     assert choose(raises=True) == {"block": 64}
     with pytest.raises(ZeroDivisionError, match="in the model"):
         choose(raises=False)
+
+
+def test_tiles_are_as_long_as_their_axis_only_where_the_backend_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def columns() -> int:
+        def programs(blocks: Blocks) -> list[Func]:
+            return [double.trace(x, **blocks).ir]
+
+        free = ["rows", "columns"]
+        return good_blocks(programs, lambda settings: False, target, {}, free, replaceable=True)["columns"]
+
+    @tk.kernel(out_type=lambda x: x)
+    def double(x, out, *, rows: tk.Block, columns: tk.Block):
+        i, j = tk.parallel(x.shape[0], rows), tk.parallel(x.shape[1], columns)
+        out[i, j] = 2 * x[i, j]
+
+    x, target = S((100_000, 72), jnp.float32), resolve("cpu:llvm")
+    assert columns() == 72
+    monkeypatch.setitem(BACKENDS, "llvm", replace(BACKENDS["llvm"], takes_extents=False))
+    assert columns() == 128
 
 
 @pytest.mark.parametrize("chunk", range(4))

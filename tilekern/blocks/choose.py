@@ -67,7 +67,7 @@ def by_speed(
       start: sizes of all blocks, with which the body can be traced.
       free: the blocks to choose.
       model: the model of the target.
-      takes_extents: True for a target on which a tile may be as long as its axis; on others sizes are powers of two.
+      takes_extents: `Backend.takes_extents` of the target.
     """
     regimes = _regimes(programs, start, free, takes_extents)
     rows = [row for regime in regimes for row in regime.rows(start)]

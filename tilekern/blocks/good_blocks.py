@@ -8,7 +8,7 @@ from itertools import islice
 
 from tilekern.blocks.choose import Blocks, BodyError, Programs, by_speed, model_of, tilings
 from tilekern.ir.core import Func
-from tilekern.lower.target import DEFAULT, Target
+from tilekern.lower.target import DEFAULT, Target, backend_of
 
 _LEAST = {"cpu": 50e-6}
 """Seconds, by the model, from which other blocks than the defaults are looked for: by platform, for others `_SHORT`."""
@@ -67,7 +67,7 @@ def good_blocks(
         refused = not missing and is_refused(start)
         if not missing and not refused and own < _LEAST.get(target.platform, _SHORT):
             return {}
-        takes_extents = target.platform == "cpu"
+        takes_extents = backend_of(target).takes_extents
         for sizes in islice(by_speed(checked, start, free, model, takes_extents=takes_extents), _MOST_REFUSED):
             chosen = {**start, **sizes}
             if not missing and not refused and seconds(chosen) * _GAIN >= own:

@@ -255,6 +255,8 @@ class Backend:
         models stand in a layer above. "" if there is no model.
       explainer: the name of a module for `explain`, with the functions of `estimate.explain.explainer.Explainer`. It is
         imported for an explanation, as `estimator`. "" if programs are not explained.
+      takes_extents: True if a tile may be as long as its axis, whatever the length; the model of blocks then tries that
+        size, too. False for targets whose tiles have sizes that are powers of two.
       reads_four_bits: True if programs read an array of 4-bit numbers as XLA holds it, where its rows are whole bytes.
       fuzz: the modes of the fuzzer; by default the plain programs on the representative target.
     """
@@ -280,6 +282,7 @@ class Backend:
     custom_call: str = ""
     estimator: str = ""
     explainer: str = ""
+    takes_extents: bool = False
     reads_four_bits: bool = False
     fuzz: tuple[FuzzMode, ...] = ()
 

@@ -62,6 +62,7 @@ BACKEND = Backend(
     process_bound="machine code of this process",
     estimator="tilekern.estimate.on_cpu",
     explainer="tilekern.estimate.explain.on_cpu",
+    takes_extents=True,
     reads_four_bits=True,
     fuzz=(
         FuzzMode("cpu:llvm"),

@@ -38,6 +38,7 @@ BACKEND = Backend(
     _lower,
     passes=_passes,
     simulated=lambda lowering: lowering.run,
+    takes_extents=True,
     fuzz=(
         FuzzMode("cpu:xla"),
         FuzzMode("cpu:xla without passes", "plain", optimize=False),
