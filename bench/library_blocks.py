@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import json
-import math
 import os
 import statistics
 import sys
@@ -30,26 +28,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-import tilekern.kernels
-from bench.texts import function_of
+from bench.library_cases import Case, Sizes, cases
 from bench.timing import by_round, take_turns
-from tilekern.blocks import by_speed, model_of
-from tilekern.blocks.choose import BodyError
 from tilekern.errors import TilekernError
-from tilekern.estimate.data_loops import data_loops
-from tilekern.ir.control import Switch
-from tilekern.ir.core import Func
-from tilekern.kernel.composite import called
-from tilekern.kernel.instance import Instance
 from tilekern.lower.target import resolve
 
 TARGET = resolve("cpu:llvm")
@@ -63,109 +51,18 @@ _SLOW = 1.5  # × the fastest so far: such blocks are left after three timed cal
 
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1  # of glibc's malloc.h
 
-type Sizes = tuple[int, ...]
+
+def timed_cases() -> Iterator[Case]:
+    """The cases of at most `MOST_BYTES`, whose work does not depend on data."""
+    return (case for case in cases(TARGET, jnp.float32) if case.nbytes <= MOST_BYTES and not case.depends_on_data)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A case of a function of the library that runs one kernel with blocks.
-
-    Attributes:
-      title: the function and the case, "rms_norm square".
-      kernel: the kernel with the blocks of its schedule.
-    """
-
-    title: str
-    kernel: Instance
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the blocks."""
-        assert self.kernel.tuning is not None
-        return tuple(self.kernel.tuning.signature.blocks)
-
-    @property
-    def of_schedule(self) -> Sizes:
-        """The blocks of the schedule."""
-        return tuple(int(self._settings[name]) for name in self.names)
-
-    @cached_property
-    def of_model(self) -> Sizes:
-        """The blocks of the model, by which all blocks may change: the fastest that the target takes."""
-        model = model_of(TARGET)
-        assert model is not None
-        start = dict.fromkeys(self.names, 128)
-        for sizes in by_speed(self._funcs, start, self.names, model, takes_extents=True):
-            blocks = tuple(sizes.get(name, 128) for name in self.names)
-            if not self._is_refused(blocks):
-                return blocks
-        raise AssertionError("the schedule's blocks are not refused, and the model has more choices than these")
-
-    @cached_property
-    def arrays(self) -> Sequence[jax.Array]:
-        """Random operands: standard normal, integers 0 or 1."""
-        random = np.random.default_rng(0)
-        return [
-            jnp.asarray(random.integers(0, 2, t.shape), t.dtype)
-            if jnp.issubdtype(t.dtype, jnp.integer) or t.dtype == bool
-            else jnp.asarray(random.standard_normal(t.shape, np.float32)).astype(t.dtype)
-            for t in self.kernel.types
-        ]
-
-    def program(self, blocks: Sizes) -> str:
-        """The block IR with these blocks; the same for blocks that are longer than their axes."""
-        return str(self._varied(blocks).func(TARGET))
-
-    def call(self, blocks: Sizes) -> Callable[[], Any]:
-        """A compiled call with these blocks, which ran once."""
-        program, _ = self._varied(blocks).program(TARGET)
-        compiled = jax.jit(program).lower(*self.arrays).compile()
-        jax.block_until_ready(compiled(*self.arrays))
-        return partial(compiled, *self.arrays)
-
-    @property
-    def _settings(self) -> Mapping[str, Any]:
-        assert self.kernel.tuning is not None
-        return self.kernel.tuning.settings(TARGET)
-
-    def _varied(self, blocks: Sizes) -> Instance:
-        assert self.kernel.tuning is not None
-        return self.kernel.tuning.varied({**self._settings, **dict(zip(self.names, blocks, strict=True))}, TARGET)
-
-    def _funcs(self, blocks: Mapping[str, Any]) -> list[Func]:
-        try:
-            return [self._varied(tuple(blocks[name] for name in self.names)).func(TARGET)]
-        except TilekernError as error:
-            raise BodyError from error
-
-    def _is_refused(self, blocks: Sizes) -> bool:
-        try:
-            self._varied(blocks).lowered(TARGET)
-        except TilekernError:
-            return True
-        return False
-
-
-def cases() -> Iterator[Case]:
-    """The cases of at most `MOST_BYTES`, whose work does not depend on data: the first of each function, and so on."""
-    folders = sorted(path.parent.name for path in Path(tilekern.kernels.__path__[0]).glob("*/cases.py"))
-    of_function = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in folders}
-    for number in range(max(map(len, of_function.values()))):
-        for name, of_name in of_function.items():
-            if number < len(of_name):
-                yield from _case(name, of_name[number])
-
-
-def _case(name: str, case: Any) -> Iterator[Case]:
-    types = jax.eval_shape(partial(case.arrays, dtype=jnp.float32), jax.random.key(0))
-    kernels = [kernel for kernel, _ in called(jax.make_jaxpr(function_of(name, case))(*types), TARGET)]
-    if len(kernels) != 1 or kernels[0].tuning is None or not kernels[0].tuning.signature.blocks:
-        return
-    func = kernels[0].func(TARGET)
-    nbytes = sum(math.prod(p.ref.shape) * p.ref.dtype.itemsize for p in func.params)
-    depends_on_data = bool(data_loops(func)) or any(type(op) is Switch for op in func.walk())
-    if nbytes <= MOST_BYTES and not depends_on_data:
-        yield Case(f"{name} {case.name}", kernels[0])
+def call(case: Case, blocks: Sizes) -> Callable[[], Any]:
+    """A compiled call with these blocks on random arrays, which ran once."""
+    program, _ = case.varied(blocks).program(TARGET)
+    compiled = jax.jit(program).lower(*case.arrays).compile()
+    jax.block_until_ready(compiled(*case.arrays))
+    return partial(compiled, *case.arrays)
 
 
 # --- a case -----------------------------------------------------------------------------------------------------------
@@ -206,7 +103,7 @@ def _searched(case: Case, seconds: float, first: Sequence[Sizes]) -> Timed:
         _time(case, blocks, timed)
     with suppress(TilekernError):
         _time(case, (128,) * len(case.names), timed)
-    tried, programs = set(timed), set(map(case.program, timed))
+    tried, programs = set(timed), {str(case.func(blocks)) for blocks in timed}
     while time.process_time() < end:
         fastest = sorted(timed, key=lambda blocks: timed[blocks][0])[:_FINALISTS]
         near = (blocks for place in fastest for blocks in _neighbours(place))
@@ -215,7 +112,7 @@ def _searched(case: Case, seconds: float, first: Sequence[Sizes]) -> Timed:
             break
         tried.add(untried)
         with suppress(TilekernError):  # the target refuses these blocks
-            program = case.program(untried)
+            program = str(case.func(untried))
             if program not in programs:
                 programs.add(program)
                 _time(case, untried, timed)
@@ -228,17 +125,17 @@ def _time(case: Case, blocks: Sizes, timed: Timed) -> None:
     Raises:
       TilekernError: the target refuses the blocks.
     """
-    call = case.call(blocks)
-    samples = [_seconds(call) for _ in range(3)]
+    timed_call = call(case, blocks)
+    samples = [_seconds(timed_call) for _ in range(3)]
     fastest = min((s for s, _ in timed.values()), default=float("inf"))
     while min(samples) < _SLOW * fastest and len(samples) < 9 and sum(samples) < 0.2:
-        samples.append(_seconds(call))
-    timed[blocks] = min(samples), call
+        samples.append(_seconds(timed_call))
+    timed[blocks] = min(samples), timed_call
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(timed_call: Callable[[], Any]) -> float:
     start = time.process_time()
-    jax.block_until_ready(call())
+    jax.block_until_ready(timed_call())
     return time.process_time() - start
 
 
@@ -304,7 +201,7 @@ def main(arguments: Sequence[str]) -> None:
         _calm()
     RESULTS.parent.mkdir(exist_ok=True)
     end = time.monotonic() + parsed.seconds
-    for case in cases():
+    for case in timed_cases():
         if parsed.names and not {case.title, case.title.split()[0]} & set(parsed.names):
             continue
         older = [line for line in lines() if line["case"] == case.title]
