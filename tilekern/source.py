@@ -82,18 +82,22 @@ def line_of(file: str, line: int) -> str:
 def register_internal(directory: str) -> None:
     """Frames of files below `directory` are never the user's."""
     _internal.append(os.path.abspath(directory) + os.sep)
+    is_internal.cache_clear()
 
 
 def register_internal_file(file: str) -> None:
     """Frames of `file` are never the user's, also if it is below a folder of kernels."""
     _internal_files.add(file)
+    is_internal.cache_clear()
 
 
 def register_kernels(directory: str) -> None:
     """Files below `directory` are kernels of the package itself: their frames are the user's."""
     _kernels.append(os.path.abspath(directory) + os.sep)
+    is_internal.cache_clear()
 
 
+@functools.cache  # each equation of a body asks, for each of its frames
 def is_internal(file: str) -> bool:
     """True if `file` belongs to the compiler, or to a package it is built on, and not to the user."""
     if file in _internal_files:
