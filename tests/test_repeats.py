@@ -19,7 +19,15 @@ def listed(
 
 
 def test_the_cheapest_case_of_a_function_stays() -> None:
-    assert listed(("a::f[1]", 9.0), ("a::f[2]", 3.0), ("a::f[3]", 5.0), ("a::g", 9.0)) == ["a::f[1]", "a::f[3]"]
+    assert listed(("a::f[1]", 9.0), ("a::f[2]", 1.0), ("a::f[3]", 5.0), ("a::g", 1.0)) == ["a::f[1]", "a::f[3]"]
+
+
+def test_the_only_case_of_a_function_goes_if_it_is_dear_and_makes_no_promise() -> None:
+    assert listed(("a::f", 2.1), ("a::g", 1.9), ("tests/meshes/a::f", 9.0)) == ["a::f"]
+
+
+def test_a_dear_case_with_lines_of_its_own_stays() -> None:
+    assert listed(("a::f", 2.1), own={"a::f": 1}) == []
 
 
 def test_cheap_tests_stay() -> None:
@@ -31,9 +39,9 @@ def test_a_test_with_lines_of_its_own_stays() -> None:
 
 
 def test_a_test_that_alone_kills_a_fault_stays() -> None:
-    assert listed(("a::f[1]", 1.0), ("a::f[2]", 2.0), ("a::f[3]", 3.0), lone_killers=frozenset({"a::f[2]"})) == [
-        "a::f[3]"
-    ]
+    lone_killers = frozenset({"a::f[2]", "a::g"})
+    tests = ("a::f[1]", 1.0), ("a::f[2]", 2.0), ("a::f[3]", 3.0), ("a::g", 9.0)
+    assert listed(*tests, lone_killers=lone_killers) == ["a::f[3]"]
 
 
 def test_cases_that_are_claims_of_their_own_stay() -> None:

@@ -137,6 +137,7 @@ def test_a_name_without_an_emitter_leaves_it_open(name: str, emitter: str) -> No
     assert target_of(name).emitter == emitter
 
 
+@pytest.mark.slow
 def test_a_kernel_without_products_has_no_emitters_to_choose_from() -> None:
     pytest.importorskip("triton", reason="needs triton")
     result = planted.tune(X, target=H100, budget=1, candidates={"block": [64]})

@@ -29,8 +29,8 @@ from tilekern.kernels import (
     write_pages,
 )
 
-PARTS = 3
-"""Every third kind of write is a part: a cache has four kinds of writes, so that each part has all kinds."""
+PARTS = 9
+"""Every ninth kind of write is a part: a cache has four kinds of writes, so that each part has all kinds."""
 
 PAGES, PAGE, GROUPS, WIDTH, TABLE = 32, 8, 2, 32, 5
 TOKENS, SEQUENCES, ROUNDS = 12, 4, 6

@@ -100,6 +100,7 @@ def test_pairs_are_the_one_array(separate: str) -> None:
     np.testing.assert_array_equal(mla_attention(query, cache, *tables, **SETTINGS), expected)
 
 
+@pytest.mark.one_backend
 def test_a_cache_with_a_dim_of_one_head_is_the_same() -> None:
     query, cache, *tables = problem()[0]
     np.testing.assert_array_equal(

@@ -128,6 +128,7 @@ def test_tokens_of_no_sequence_are_0() -> None:
     assert jnp.isfinite(out).all()
 
 
+@pytest.mark.one_backend
 def test_parts_of_sequences_merge_by_their_logsumexp() -> None:
     """A prefix that sequences share, in one call, and what follows it, in another one: the whole."""
     arguments, _ = problem("decode")

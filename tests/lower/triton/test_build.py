@@ -87,12 +87,12 @@ def test_the_same_func_gives_the_same_bytes_in_every_process() -> None:
     code = "from tests.lower.triton.test_build import SEEDS, texts; print(texts(SEEDS), end='')"
     expected = texts(SEEDS)
     assert expected == texts(SEEDS)
-    for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
-        )
-        assert done.stdout == expected
+    # Hashes of this process are random.
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == expected
 
 
 def test_random_programs_are_neat() -> None:
