@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,6 +61,16 @@ def test_a_fill() -> None:
 
     with refused(NotDifferentiableError, "a load with a fill cannot be transposed", expected="a fill", fix="where"):
         jax.grad(total(filled))(X)
+
+
+def test_a_fill_of_another_array() -> None:
+    @like_first
+    def filled(x, y, out):
+        i = tk.parallel(x.shape[0], 3)
+        out[i] = x.load(i, fill=y[0])  # <-
+
+    with refused(NotDifferentiableError, "a fill of a load cannot be differentiated"):
+        jax.grad(total(partial(filled, X)))(X)
 
 
 def test_a_function_without_a_derivative_in_the_language() -> None:

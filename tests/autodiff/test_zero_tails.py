@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 import tilekern as tk
+from tests.ir.funcs import Source, at, func, ref, tile
 from tests.lang.checks import like_first
+from tilekern.autodiff.zero_tails import zero_tails
+from tilekern.ir.compute import Reduce
+from tilekern.ir.core import Axis, Value
+from tilekern.ir.interpret import interpret
+from tilekern.ir.types import F64
 from tilekern.testing import assert_close
 
 RANDOM = np.random.default_rng(0)
@@ -96,3 +102,35 @@ def test_tiles_that_are_whole_have_no_mask() -> None:
         x, w = (jnp.ones(shape, np.float32) for shape in ((length, 3), (3,)))
         stages = kernel.trace(x, w).gradient()
         assert str(stages).count("select(") == masks
+
+
+def _sums_of_tiles(fill: float | None, factor: float | None) -> tuple[str, np.ndarray]:
+    """(text, value) of out[i] = the sum of a tile of x, of 6 elements in tiles of 4, over y or times a factor."""
+    x, y, out = ref("x", (6,), dtype=F64), ref("y", (6,), dtype=F64), ref("out", (2,), "out", F64)
+
+    def body(b: Source, i: Value) -> None:
+        lanes = tile(i, 4)
+        read = b.load(x, lanes) if fill is None else b.load(x, lanes, fill=b.const(fill, (), F64))
+        by = b.ew("div", read, b.load(y, lanes)) if factor is None else b.ew("mul", read, b.const(factor, (4,), F64))
+        b.store(out, b.op(Reduce, by, monoid="sum", dims=(0,)), at(i))
+
+    result = zero_tails(func("f", (x, y, out), (Axis("i", 6, 4),), body), [x])
+    with np.errstate(invalid="ignore"):
+        (sums,) = interpret(result, np.arange(6.0), np.full(6, 2.0))
+    return str(result), sums
+
+
+def test_a_tail_of_zeros_that_is_divided_by_zeros_adds_nothing() -> None:
+    for fill in (None, 0.0):
+        text, sums = _sums_of_tiles(fill, None)
+        assert "select(" in text
+        np.testing.assert_array_equal(sums, [3.0, 4.5])
+
+
+def test_a_tail_of_another_number_stays() -> None:
+    assert "select(" not in _sums_of_tiles(1.0, None)[0]
+
+
+def test_a_tail_of_zeros_times_a_finite_number_has_no_mask() -> None:
+    for factor in (2.0, 1e300, np.inf):
+        assert ("select(" in _sums_of_tiles(None, factor)[0]) == np.isinf(factor)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ir.funcs import Source, ref
 from tilekern.ir.core import Axis, Func, Value, index_value
-from tilekern.ir.memory import Access, Atomic, Dim, Position, Term
+from tilekern.ir.memory import Access, Atomic, Dim, Position, Term, WriteOp
 from tilekern.ir.types import F32
 
 
@@ -47,7 +47,7 @@ def sums(draw: Any) -> Func:
     return Func("f", (total,), axes, b.block(indices, body))
 
 
-def touched(op: Atomic, numbers: dict[Value, int], shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+def touched(op: WriteOp, numbers: dict[Value, int], shape: tuple[int, ...]) -> set[tuple[int, ...]]:
     lanes: list[range] = []
     for dim in op.access.dims:
         start = dim.position.const + sum(
