@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+import tilekern as tk
 from tests.testing import kernels
 from tilekern import testing
 from tilekern.command_line import arguments
@@ -69,6 +70,24 @@ def test_functions_around_kernels_are_checked() -> None:
 
     report = check(twice, lambda x, s: x * s[:, None] ** 3, targets=["cpu:xla"], max_examples=6)
     assert report.targets == ("interpreter", "cpu:xla")
+
+
+def test_keywords_without_a_default_are_no_arrays() -> None:
+    def scaled(x: jax.Array, s: jax.Array, *, factor: float) -> jax.Array:
+        return kernels.scaled_rows(x, s) * factor
+
+    options: Any = {"targets": ["cpu:xla"], "gradients": False, "batches": False, "max_examples": 2}
+    assert check(scaled, lambda x, s: x * s[:, None] * 2, factor=2.0, **options).examples == 2
+
+
+def test_a_flag_without_a_default_is_tried_with_both_values() -> None:
+    @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+    def wrong_if_reversed(x: Any, out: Any, *, reverse: bool) -> None:
+        i = tk.parallel(x.shape[0], 4)
+        out[i] = x[i] + 1 if reverse else x[i]
+
+    with pytest.raises(testing.CheckError, match="reverse=True"):
+        check(wrong_if_reversed, lambda x, *, reverse: x, targets=["cpu:xla"], gradients=False, batches=False)
 
 
 def test_a_wrong_tail_is_found_by_the_reference_and_made_small() -> None:

@@ -123,6 +123,17 @@ def test_other_weights_go_to_the_partner() -> None:
     assert not np.allclose(updates["matrix"], expected["matrix"])
 
 
+def test_matrices_decay_where_the_mask_is_true() -> None:
+    weights = {"a": normal(4, 6), "b": normal(5, 6)}
+    updates = {}
+    for decay, mask in ((0.0, None), (0.5, None), (0.5, {"a": True, "b": False})):
+        optimizer = muon(0.1, weight_decay=decay, weight_decay_mask=mask)
+        updates[decay, mask is None], _ = optimizer.update(weights, optimizer.init(weights), weights)
+    expected = {"a": updates[0.5, True]["a"], "b": updates[0.0, True]["b"]}
+    jax.tree.map(np.testing.assert_array_equal, updates[0.5, False], expected)
+    np.testing.assert_allclose(updates[0.5, True]["b"], expected["b"] - 0.05 * weights["b"], rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_momentum_is_in_float32(dtype: str) -> None:
     """A gradient below the digits of the momentum in bfloat16 counts."""

@@ -221,6 +221,21 @@ def test_the_mask_of_a_load_decides_lanes_too(mask: Callable[[Any], Any], sizes:
     assert sizes_of(kernel, X) == sizes
 
 
+@pytest.mark.parametrize(
+    "mask, sizes",
+    [(lambda t: t > 0, {20}), (lambda t: jnp.broadcast_to(jnp.arange(4)[:, None] < 2, t.shape), {20, 5})],
+    ids=["of numbers of rows", "of places in a tile"],
+)
+def test_the_mask_of_a_store_decides_lanes_too(mask: Callable[[Any], Any], sizes: set[int]) -> None:
+    @like_first
+    def kernel(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out[i, :] = x[i, :]
+        out.store((i, slice(None)), x[i, :] * 2, mask=mask(x[i, :]))
+
+    assert sizes_of(kernel, X) == sizes
+
+
 @pytest.mark.parametrize("fill, sizes", [(0.0, {20}), (1e-30, {20, 5})])
 def test_products_behind_the_end_that_only_float32_takes_for_0(fill: float, sizes: set[int]) -> None:
     @tk.kernel(out_type=lambda x: tk.Sum(jax.ShapeDtypeStruct((3, 3), x.dtype)))
