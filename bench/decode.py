@@ -1,6 +1,7 @@
 """Decode: one query a sequence against 8,192 keys in pages, beside the bandwidth of a copy and beside `jnp`.
 
-Caches of 8 and of 4 bits stand beside bfloat16, and attention to selected latents beside attention to all.
+Pages of 16, 64 and 256 keys at random stand beside pages in order and beside keys without pages, caches of 8 and of 4
+bits beside bfloat16, and attention to selected latents beside attention to all.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from bench.llvm.peak import host
 from bench.quantized import copy
 from bench.result import Result
 from bench.timing import Contestant, by_round, clock, take_turns
-from tilekern.kernels import mla_attention, paged_attention
+from tilekern.kernels import flash_attention, mla_attention, paged_attention
 
 BANDWIDTH_SHARE_LIMIT = 0.8
-PAGED_LIMIT = 1.1  # × pages in order
+PAGED_LIMIT = 1.1  # × pages in order, × keys without pages
 PEER_LIMIT = 1.0  # × the best formula
 QUANTIZED_LIMIT = 1.2  # × the share of the bytes
 _KEYS, _PAGE, _WIDTH = 8192, 16, 128
+_PAGES = (_PAGE, 64, 256)
 _HEADS, _KV_HEADS = 32, 8  # Llama 3 8B
 _BATCHES = (1, 16)
 _NARROW = {"int8": 2, "float8_e4m3fn": 2, "int4": 4, "float4_e2m1fn": 4}
@@ -38,21 +40,16 @@ def measure() -> Iterator[Result]:
     if host() is not None:
         for batch in _BATCHES:
             yield from _decode(batch)
+            yield from _pages(batch)
         yield from _selected()
 
 
 def _decode(batch: int) -> Iterator[Result]:
-    pages = batch * _KEYS // _PAGE
-    key = jax.random.key(0)
-    query = jax.random.normal(key, (batch, _HEADS, _WIDTH), jnp.bfloat16)
-    cache = jax.random.normal(key, (pages, _PAGE, 2 * _KV_HEADS, _WIDTH), jnp.bfloat16)
-    lengths = jnp.full(batch, _KEYS, jnp.int32)
-    in_order = np.arange(pages, dtype=np.int32).reshape(batch, -1)
-    drawn = np.random.default_rng(0).permutation(pages).astype(np.int32).reshape(batch, -1)
+    query, cache, lengths = _arrays(batch)
+    _, drawn = _tables(batch, _PAGE)
     ours = jax.jit(partial(paged_attention, target="cpu:llvm"))
     run: dict[str, Contestant] = {
         "ours": lambda: ours(query, cache, lengths, drawn),
-        "in order": lambda: ours(query, cache, lengths, in_order),
         "copy": copy(cache.nbytes),
         "jnp, gathered": partial(_gathered, query, cache, drawn),
         "jnp, without pages": partial(_formula, query, cache.reshape(batch, _KEYS, 2 * _KV_HEADS, _WIDTH)),
@@ -64,6 +61,42 @@ def _decode(batch: int) -> Iterator[Result]:
     yield from _results(batch, cache.nbytes, take_turns({name: clock(call) for name, call in run.items()}, _ROUNDS))
 
 
+def _arrays(batch: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries of a token of each sequence, a cache of standard normal numbers, and the lengths of the sequences."""
+    key = jax.random.key(0)
+    query = jax.random.normal(key, (batch, _HEADS, _WIDTH), jnp.bfloat16)
+    cache = jax.random.normal(key, (batch * _KEYS // _PAGE, _PAGE, 2 * _KV_HEADS, _WIDTH), jnp.bfloat16)
+    return query, cache, jnp.full(batch, _KEYS, jnp.int32)
+
+
+def _tables(batch: int, page: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tables of all pages in order, and in a random order."""
+    pages = batch * _KEYS // page
+    in_order = np.arange(pages, dtype=np.int32).reshape(batch, -1)
+    return in_order, np.random.default_rng(0).permutation(in_order.ravel()).reshape(batch, -1)
+
+
+def _pages(batch: int) -> Iterator[Result]:
+    """Pages of each size at random: beside the same pages in order, and beside keys and values without pages."""
+    ours = jax.jit(partial(paged_attention, target="cpu:llvm"))
+    contiguous = jax.jit(partial(flash_attention, target="cpu:llvm"))
+    query, cache, lengths = _arrays(batch)
+    keys, values = (cache[:, :, n::2].reshape(batch, _KEYS, _KV_HEADS, _WIDTH) for n in range(2))
+    run: dict[str, Contestant] = {"without pages": partial(contiguous, query[:, None], keys, values)}
+    for page in _PAGES:
+        pool = cache.reshape(-1, page, *cache.shape[2:])
+        for order, table in zip(("in order", "at random"), _tables(batch, page), strict=True):
+            run[f"{page} {order}"] = partial(ours, query, pool, lengths, table)
+    times = take_turns({name: clock(call) for name, call in run.items()}, _ROUNDS)
+    ms = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
+    for page in _PAGES:
+        for peer, baseline in {"in order": f"{page} in order", "without pages": "without pages"}.items():
+            name = f"{page} at random"
+            title = f"paged_attention of {batch} × {_KEYS} keys, bfloat16, pages of {page}, {peer}"
+            ratio = by_round(times[name], times[baseline])
+            yield Result(title, "ms", ms[name], PAGED_LIMIT, "ratio", ms[baseline], ratio)
+
+
 def _results(batch: int, nbytes: int, times: dict[str, list[float]]) -> Iterator[Result]:
     """The time of the kernel beside each contestant."""
     title = f"paged_attention of {batch} × {_KEYS} keys, bfloat16"
@@ -71,7 +104,7 @@ def _results(batch: int, nbytes: int, times: dict[str, list[float]]) -> Iterator
     rates = {name: nbytes / 1e6 / ms[name] for name in ("ours", "copy")}
     share = by_round(times["copy"], times["ours"]) / 2  # a copy reads and writes
     yield Result(f"{title}, of a copy", "GB/s", rates["ours"], BANDWIDTH_SHARE_LIMIT, "share", 2 * rates["copy"], share)
-    peers = {"in order": PAGED_LIMIT, "jnp, gathered": PEER_LIMIT, "jnp, without pages": PEER_LIMIT}
+    peers = {"jnp, gathered": PEER_LIMIT, "jnp, without pages": PEER_LIMIT}
     for peer, limit in peers.items():
         ratio = by_round(times["ours"], times[peer])
         yield Result(f"{title}, {peer}", "ms", ms["ours"], limit, "ratio", ms[peer], ratio)
