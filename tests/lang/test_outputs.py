@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.ir.funcs import assert_same
-from tests.lang.checks import COMPILED, check, interpreted, numbers, refused
+from tests.lang.checks import COMPILED, check, interpreted, kernel, numbers, refused
 from tilekern.errors import ArgumentError, OutputError, UnwrittenError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -215,3 +215,12 @@ def test_only_plain_outputs_must_be_stored() -> None:
 
     with pytest.raises(UnwrittenError, match=r"out\[0\] is never stored"):
         interpreted(f, X)
+
+
+def test_a_number_that_the_dtype_does_not_hold() -> None:
+    @kernel(((4,), np.uint8))
+    def f(x, out):
+        out[...] = -1  # <-
+
+    with refused(OutputError, "a number that the dtype does not hold is stored to out", expected="u8", got="-1 (int)"):
+        f.trace(X)

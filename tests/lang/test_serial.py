@@ -239,6 +239,10 @@ def test_python_does_not_loop_over_an_axis() -> None:
             out[j] = x[j]
 
     with refused(
-        TraceError, "cannot be iterated over by Python", expected="tk.fold", got="a Python loop", fix="tk.fold"
+        TraceError,
+        "cannot be iterated over by Python",
+        expected="tk.fold",
+        got="a Python loop",
+        fix="tk.fold(tk.serial(n, block), body, init), ",
     ):
         f.trace(numbers(6))

@@ -432,3 +432,15 @@ def test_a_store_to_a_view_of_an_input() -> None:
 
     with refused(OutputError, "x is an input and cannot be stored to", got="x: ref<f32[6, 5], in>", fix="out_type"):
         f.trace(X)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("get", "out[index]"), ("set", "out[index] = value"), ("multiply", "out[index] = ")]
+)
+def test_updates_of_jax_arrays_name_what_a_ref_has(name: str, fix: str) -> None:
+    @like_first
+    def f(x, out):
+        getattr(out.at[...], name)(x[...])  # <-
+
+    with refused(IndexingError, f"a ref has no .at[...].{name}(...)", expected="atomic", fix=fix):
+        f.trace(X)

@@ -21,6 +21,7 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store
 from tilekern.ir.types import FOUR_BITS, INDEX, RefType, TileType, is_dtype
 from tilekern.lang import custom, four_bits, rules
+from tilekern.lang.compositions import COMPOSED, composition
 from tilekern.lang.emitter import Emitter, type_of
 from tilekern.lang.primitives import (
     HOIST,
@@ -214,9 +215,17 @@ class Importer(Emitter):
 
     def _reduce(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         """Import `lax.reduce`, whose combiner may be any function."""
+        return self._function(reduction(eqn), operands)
+
+    def _composed(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        """Import a primitive that JAX computes by other ones, such as `jnp.searchsorted`."""
+        return self._function(composition(eqn), operands)
+
+    def _function(self, function: Callable[..., Any], operands: list[Value]) -> Sequence[Value]:
+        """Import a function of JAX, applied to `operands`, at the line of the equation that it stands for."""
         types = [jax.ShapeDtypeStruct(v.tile.shape, v.tile.dtype) for v in operands]
         fixed, self._loc_is_fixed = self._loc_is_fixed, True
-        results = self.run(_jax.make_jaxpr(reduction(eqn), *types), operands)
+        results = self.run(_jax.make_jaxpr(function, *types), operands)
         self._loc_is_fixed = fixed
         return results
 
@@ -304,6 +313,7 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
     program_index_p.name: Importer._program_index,  # pyright: ignore[reportPrivateUsage]
     fold_index_p.name: Importer._fold_index,  # pyright: ignore[reportPrivateUsage]
     "reduce": Importer._reduce,  # pyright: ignore[reportPrivateUsage]
+    **dict.fromkeys(COMPOSED, Importer._composed),  # pyright: ignore[reportPrivateUsage]
     "while": Importer._while,  # pyright: ignore[reportPrivateUsage]
     "scan": Importer._scan,  # pyright: ignore[reportPrivateUsage]
     "cond": Importer._cond,  # pyright: ignore[reportPrivateUsage]

@@ -22,6 +22,15 @@ from tilekern.lang.views import Selection, permutation, reshaped, sizes, transpo
 
 # Attributes of arrays that refs lack, because they compute, or read elements.
 _METHODS = frozenset(name for name in dir(np.ndarray) if not name.startswith("_"))
+# Methods of `.at[...]` of JAX's arrays that a ref has not, and what a body writes in their place.
+_JAX_UPDATES = {
+    "get": "{0}[index]",
+    "set": "{0}[index] = value",
+    **dict.fromkeys(
+        ("apply", "divide", "mul", "multiply", "power", "subtract"),
+        "{0}[index] = ... of a value that was loaded before",
+    ),
+}
 
 
 @jax.tree_util.register_pytree_node_class
@@ -259,6 +268,13 @@ class Ref(Incomparable):
         self._write(atomic_p, ..., value, mask, kind=kind)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _JAX_UPDATES:
+            raise IndexingError(
+                f"a ref has no .at[...].{name}(...)",
+                expected="a load or a store by index, or an atomic: add, max, min, and_, or_, xor",
+                got=f"{self.name}.at[...].{name}",
+                fix=f"write {_JAX_UPDATES[name].format(self.name)}",
+            )
         if name not in _METHODS:
             raise AttributeError(f"a Ref has no attribute {name!r}", name=name, obj=self)
         raise self.no_value(f".{name}")
@@ -301,8 +317,10 @@ class Ref(Incomparable):
             )
         array = _as_array(value, self.dtype)
         if array is None:
+            number = isinstance(value, (bool, int, float))
+            subject = "number that the dtype does not hold" if number else "value that is no tile"
             raise OutputError(
-                f"a value that is no tile is stored to {self.name}",
+                f"a {subject} is stored to {self.name}",
                 expected=f"a tile, or a Python number, for dtype {dtype_name(self.dtype)}",
                 got=f"value = {describe(value)}",
                 fix="store what was loaded and computed, or a number that the dtype holds",

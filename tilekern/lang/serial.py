@@ -28,7 +28,7 @@ class SerialAxis:
             "the axis of a loop cannot be iterated over by Python",
             expected="a loop of the language: tk.fold with carries, or tk.foreach without",
             got="a Python loop over tk.serial(...)",
-            fix="write the loop's body as a function: tk.fold(tk.serial(n, block), init, body), "
+            fix="write the loop's body as a function: tk.fold(tk.serial(n, block), body, init), "
             "or tk.foreach(tk.serial(n, block), body)",
         )
 
