@@ -28,6 +28,7 @@ from tilekern.ir.memory import Load, WriteOp
 from tilekern.ir.records import record
 from tilekern.ir.types import DType, RefType, Role, packed_type
 from tilekern.ir.verify import verify
+from tilekern.lang.collisions import check_collisions
 from tilekern.lang.coverage import check_coverage
 from tilekern.lang.importer import Importer, escaped, unknown_size
 from tilekern.lang.refs import Ref
@@ -133,6 +134,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     _check_hoists(func)
     check_loads(func)
     check_coverage(func)
+    check_collisions(func)
     verify(func)
     return Tracing(func, tuple(_jax.snapshot(array) for array, _ in importer.captured))
 
