@@ -22,6 +22,8 @@ from tilekern.ir.types import F16, F32, I32, Type
 from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 
+_I16 = np.dtype(np.int16)
+
 # Functions whose result needs no rounding: an operand, up to its sign, or an integer that is no larger.
 _EXACT = ("neg", "abs", "sign", "max", "min", "floor", "ceil", "round_even", "round_away", "rem")
 
@@ -67,14 +69,15 @@ class _Widening(Rewriter):
         make = Make(self, op)
         operands = tuple(map(self.value, op.operands))
         if isinstance(op, Bitcast) and op.operands[0].tile.dtype == F16:
-            bits = encoded(make, operands[0], F16)
-            return bits if op.dtype == F16 else make.convert(bits, op.dtype)
+            bits = make.convert(encoded(make, operands[0], F16), _I16)
+            return operands[0] if op.dtype == F16 else make.bitcast(bits, op.dtype)
         if len(op.results) != 1 or op.result.tile.dtype != F16:
             wide_dot = isinstance(op, Dot) and op.operands[0].tile.dtype == F16
             return self.one(replace(op, operands=operands, precision="ieee")) if wide_dot else None
         match op:
             case Bitcast():
-                return decoded(make, make.of("and", make.convert(operands[0], I32), 0xFFFF), F16)
+                bits = make.bitcast(operands[0], _I16)
+                return decoded(make, make.of("and", make.convert(bits, I32), 0xFFFF), F16)
             case Constant():
                 return self.one(replace(op, array=op.array.astype(np.float32)))
             case Convert():
