@@ -14,7 +14,7 @@ class Capabilities:
     """The dtypes of a target, by class of op.
 
     Every target has the functions of float32, int32 and uint32, and of float64 and 64-bit integers unless it refuses
-    these dtypes; of bools `and`, `or`, `xor` and `not`.
+    these dtypes; of bools `and`, `or`, `xor` and `not`. Every target casts 8-bit floats to float32.
 
     Attributes:
       casts: True for two dtypes if the target has the cast from the first to the second with the meaning of the

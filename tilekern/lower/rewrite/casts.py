@@ -13,7 +13,7 @@ from tilekern.ir.core import Value
 from tilekern.ir.make import Make
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, I32, DType, TileType, is_float8, kind_of
 from tilekern.lower.rewrite.capabilities import Capabilities
-from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
+from tilekern.lower.rewrite.narrow_floats import encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 
 U8, U32 = np.dtype(np.uint8), np.dtype(np.uint32)
@@ -56,10 +56,8 @@ def _between_integers(make: Make, x: Value, dtype: DType) -> Value:
 
 def _to_float(make: Make, x: Value, dtype: DType, has: Capabilities) -> Value:
     source = x.tile.dtype
-    if is_float8(source) and dtype != F32:
-        return cast(make, cast(make, x, F32, has), dtype, has)
     if is_float8(source):
-        return decoded(make, make.convert(make.bitcast(x, U8), I32), source)
+        return cast(make, make.convert(x, F32), dtype, has)
     if dtype == F32:
         return _uint32_to_float32(make, x)
     if dtype == F64:

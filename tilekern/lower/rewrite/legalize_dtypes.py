@@ -64,14 +64,14 @@ def _has_cast(op: Convert, has: Capabilities) -> bool:
 
 
 def _elementwise(make: Make, op: Elementwise, has: Capabilities) -> Value | None:
-    dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
+    dtype = op.operands[0].tile.dtype
     if dtype == BOOL:
         return expand_logical(make, op, lambda x: cast(make, x, I32, has))
     wide = has.computed_in(op.function, dtype)
     if wide == dtype:
         return None
     wide_result = make.of(op.function, *(cast(make, x, wide, has) for x in op.operands))
-    return wide_result if result == BOOL else cast(make, wide_result, result, has)
+    return cast(make, wide_result, op.result.tile.dtype, has)
 
 
 def _reduce(make: Make, op: Reduce, has: Capabilities) -> Value | None:
@@ -94,9 +94,7 @@ def _reduce(make: Make, op: Reduce, has: Capabilities) -> Value | None:
 
 def _along(make: Make, op: Scan | ArgReduce, has: Capabilities) -> Value | None:
     (x,) = op.operands
-    dtype = x.tile.dtype
-    wide = has.reduced_in(dtype)
-    if wide == dtype:
+    wide = has.reduced_in(x.tile.dtype)
+    if wide == x.tile.dtype:
         return None
-    wide_result = make.again(op, cast(make, x, wide, has))
-    return wide_result if isinstance(op, ArgReduce) else cast(make, wide_result, dtype, has)
+    return cast(make, make.again(op, cast(make, x, wide, has)), op.result.tile.dtype, has)
