@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant(
         "llvm: masks of loads are not hidden from LLVM for AVX2",
         "tilekern/lower/llvm/ir_builder.py",
-        "            mask = self._hidden_mask(mask)\n        return self.call(name, type, address",
-        "            pass\n        return self.call(name, type, address",
+        "            mask = self._hidden_mask(mask)\n        return self.call_external(name, type, address",
+        "            pass\n        return self.call_external(name, type, address",
         ("tests/lower/llvm/emit/test_elements.py",),
     ),
     Mutant(

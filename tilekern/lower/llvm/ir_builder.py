@@ -218,48 +218,46 @@ class Code:
             return Reg("", VOID)
         return self.emit(result, f"call {flags} {result} @{name}({listed})")
 
+    def call_external(self, name: str, result: Type, *operands: Reg, flags: str = "", attributes: str = "") -> Reg:
+        """Call a function of LLVM or of the C library, which is declared with the types of the operands."""
+        self.module.declare(name, result, [x.type for x in operands], attributes)
+        return self.call(name, result, *operands, flags=flags)
+
     def intrinsic(self, name: str, first: Reg, *rest: Operand, flags: str = "") -> Reg:
         """An intrinsic whose first operand and result have the type that its name ends with: "llvm.fma"."""
         operands = [first, *(x if isinstance(x, Reg) else constant(x, first.type) for x in rest)]
         name = f"{name}.{first.type.suffix}"
-        self.module.declare(name, first.type, [x.type for x in operands])
-        return self.call(name, first.type, *operands, flags=flags)
+        return self.call_external(name, first.type, *operands, flags=flags)
 
     def intrinsic_with_flag(self, name: str, x: Reg) -> Reg:
         """An intrinsic with a flag that makes an edge case poison, such as "llvm.abs" of the least number: not set."""
         name = f"{name}.{x.type.suffix}"
-        self.module.declare(name, x.type, [x.type, I1])
-        return self.call(name, x.type, x, constant(0, I1))
+        return self.call_external(name, x.type, x, constant(0, I1))
 
     def saturating_to_int(self, x: Reg, scalar: str, *, signed: bool) -> Reg:
         """Convert floats to integers: rounded toward 0, saturating, NaN to 0."""
         to = x.type.of(scalar)
         name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{to.suffix}.{x.type.suffix}"
-        self.module.declare(name, to, [x.type])
-        return self.call(name, to, x)
+        return self.call_external(name, to, x)
 
     def to_bfloat16(self, x: Reg) -> Reg:
         """Round 16 or 32 float32 to bfloat16, as i16; subnormal numbers become 0. Needs AVX512-BF16."""
         if x.type.lanes == 32:
             low, high = (self.shuffle(x, x, range(at, at + 16)) for at in (0, 16))
             name, to = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", Type("bfloat", 32)
-            self.module.declare(name, to, [low.type, high.type])
-            return self.cast("bitcast", self.call(name, to, high, low), "i16")
+            return self.cast("bitcast", self.call_external(name, to, high, low), "i16")
         name, to = "llvm.x86.avx512bf16.cvtneps2bf16.512", Type("bfloat", 16)
-        self.module.declare(name, to, [x.type])
-        return self.cast("bitcast", self.call(name, to, x), "i16")
+        return self.cast("bitcast", self.call_external(name, to, x), "i16")
 
     def dot_words(self, name: str, scalar: str, total: Reg, x: Reg, y: Reg) -> Reg:
         """Add to each 32-bit lane of `total` the products of all elements of a word, by the intrinsic `name`."""
         elements = Type(scalar, total.type.bits // Type(scalar).bits * total.type.lanes)
-        self.module.declare(name, total.type, [total.type, elements, elements])
-        return self.call(name, total.type, total, *(self._bitcast(v, elements) for v in (x, y)))
+        return self.call_external(name, total.type, total, *(self._bitcast(v, elements) for v in (x, y)))
 
     def products_of_pairs(self, name: str, x: Reg, y: Reg) -> Reg:
         """The sum of the two products of each pair of int16, by the intrinsic `name`."""
         pairs = Type("i16", 2 * x.type.lanes)
-        self.module.declare(name, x.type, [pairs, pairs])
-        return self.call(name, x.type, *(self._bitcast(v, pairs) for v in (x, y)))
+        return self.call_external(name, x.type, *(self._bitcast(v, pairs) for v in (x, y)))
 
     def _bitcast(self, x: Reg, type: Type) -> Reg:
         return self.emit(type, f"bitcast {x} to {type}")
@@ -312,34 +310,30 @@ class Code:
 
     def prefetch(self, address: Reg) -> None:
         """Prefetch a cache line into the second-level cache, for reading. Any address is allowed."""
-        self.module.declare("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
-        self.call("llvm.prefetch.p0", VOID, address, constant(0, I32), constant(2, I32), constant(1, I32))
+        self.call_external("llvm.prefetch.p0", VOID, address, constant(0, I32), constant(2, I32), constant(1, I32))
 
     def masked_load(self, type: Type, address: Reg, mask: Reg, fill: Reg) -> Reg:
         """Load the lanes of the mask. Other lanes are the fill; their memory is not read."""
         name, align = f"llvm.masked.load.{type.suffix}.p0", constant(max(type.bits // 8, 1), I32)
-        self.module.declare(name, type, [PTR, I32, mask.type, type])
         if type.bits >= 32 and self.module.machine.is_x86 and self.module.machine.vector_bytes == 32:
             # LLVM 22 for AVX2 keeps of a mask only the bit that vmaskmov reads. If a register's part of the mask is
             # then a constant, it takes every nonzero lane for a lane to load (X86's combineMaskedLoadConstantMask):
             # it reads the lanes that the mask excludes, or it fails an assertion.
             mask = self._hidden_mask(mask)
-        return self.call(name, type, address, align, mask, fill)
+        return self.call_external(name, type, address, align, mask, fill)
 
     def masked_store(self, x: Reg, address: Reg, mask: Reg) -> None:
         """Store the lanes of the mask."""
         name, align = f"llvm.masked.store.{x.type.suffix}.p0", constant(max(x.type.bits // 8, 1), I32)
-        self.module.declare(name, VOID, [x.type, PTR, I32, mask.type])
         if x.type.bits < 32:
             mask = self._hidden_mask(mask)  # LLVM 22 would store 32 bits for one lane of 16 or 8 bits
-        self.call(name, VOID, x, address, align, mask)
+        self.call_external(name, VOID, x, address, align, mask)
 
     def gather(self, type: Type, addresses: Reg, mask: Reg | None = None, fill: Reg | None = None) -> Reg:
         """Load each lane from its address; with a mask, its lanes only, and the fill for other lanes."""
         name, align = f"llvm.masked.gather.{type.suffix}.{addresses.type.suffix}", constant(max(type.bits // 8, 1), I32)
         mask = mask or constant(1, type.of("i1"))
-        self.module.declare(name, type, [addresses.type, I32, mask.type, type])
-        return self.call(name, type, addresses, align, mask, fill or Reg("poison", type))
+        return self.call_external(name, type, addresses, align, mask, fill or Reg("poison", type))
 
     def scatter(self, x: Reg, addresses: Reg, mask: Reg | None = None) -> None:
         """Store each lane at its address, in the order of the lanes; with a mask, its lanes only."""
@@ -348,8 +342,7 @@ class Code:
             constant(max(x.type.bits // 8, 1), I32),
         )
         mask = mask or constant(1, x.type.of("i1"))
-        self.module.declare(name, VOID, [x.type, addresses.type, I32, mask.type])
-        self.call(name, VOID, x, addresses, align, mask)
+        self.call_external(name, VOID, x, addresses, align, mask)
 
     def opaque_false(self) -> Reg:
         """False, as a value that LLVM cannot know: it is loaded at the function's start."""
@@ -376,13 +369,12 @@ class Code:
 
     def copy(self, target: Reg, source: Reg, nbytes: int) -> None:
         """Copy bytes that do not overlap."""
-        self.module.declare("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
-        self.call("llvm.memcpy.p0.p0.i64", VOID, target, source, constant(nbytes, I64), constant(0, I1))
+        self.call_external("llvm.memcpy.p0.p0.i64", VOID, target, source, constant(nbytes, I64), constant(0, I1))
 
     def fill(self, target: Reg, byte: int, nbytes: int) -> None:
         """Set bytes to one number."""
-        self.module.declare("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
-        self.call("llvm.memset.p0.i64", VOID, target, constant(byte, I8), constant(nbytes, I64), constant(0, I1))
+        size, is_volatile = constant(nbytes, I64), constant(0, I1)
+        self.call_external("llvm.memset.p0.i64", VOID, target, constant(byte, I8), size, is_volatile)
 
     def alloca(self, type: Type) -> Reg:
         """Memory on the stack for one value, which lives as long as the call."""

@@ -160,7 +160,6 @@ def _for_each_vector(code: Code, private: PrivateCopy, body: Callable[[Reg, int]
 def _locked(code: Code) -> Generator[None]:
     """Code that is emitted inside runs in one thread at a time."""
     lock = code.module.variable("lock", I32)
-    code.module.declare("sched_yield", I32, [], "nounwind")
     look, again, entered = (code.fresh(name) for name in ("look", "again", "entered"))
     code.branch(look)
     code.label(look)
@@ -168,7 +167,7 @@ def _locked(code: Code) -> Generator[None]:
     code.branch_if(code.compare("icmp eq", before, 0), entered, again)
     code.label(again)
     pause(code)
-    code.call("sched_yield", I32)
+    code.call_external("sched_yield", I32, attributes="nounwind")
     code.branch(look)
     code.label(entered)
     yield

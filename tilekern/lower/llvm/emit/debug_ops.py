@@ -38,8 +38,7 @@ def emit_print(e: Elements, step: Step) -> None:
         _copy(e, x, code.gep(memory, value.offset))
     text = Message(op.format, tuple(values), dict(np.get_printoptions())).encoded()
     message = code.module.data("message", np.frombuffer(text + b"\0", np.uint8))
-    code.module.declare(HOST_PRINT, VOID, [PTR, PTR], "nounwind")
-    code.call(HOST_PRINT, VOID, message, memory)
+    code.call_external(HOST_PRINT, VOID, message, memory, attributes="nounwind")
 
 
 def _placed(op: Print) -> Iterator[PrintedValue]:

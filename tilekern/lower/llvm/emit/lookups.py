@@ -109,8 +109,7 @@ def _shifted(code: Code, words: Reg, bits: int) -> Reg:
 def _permuted(code: Code, kind: str, table: Reg, index: Reg) -> Reg:
     """table[index] for each lane, which reads as many bits of an index as number the lanes."""
     name = f"llvm.x86.avx512.permvar.{kind}.512"
-    code.module.declare(name, table.type, [table.type, index.type])
-    return code.call(name, table.type, table, index)
+    return code.call_external(name, table.type, table, index)
 
 
 @dataclass(frozen=True)
@@ -183,8 +182,7 @@ def _of_seven_bits(code: Code, table: Array, x: Reg) -> Reg:
     signed = table.view(np.int8).tolist()
     first, second = (vector_constant(signed[at : at + 64], x.type) for at in (0, 64))
     name = f"llvm.x86.avx512.vpermi2var.qi.{8 * BYTE_LANES}"
-    code.module.declare(name, x.type, [x.type, x.type, x.type])
-    return code.call(name, x.type, first, x, second)
+    return code.call_external(name, x.type, first, x, second)
 
 
 class Lookups:

@@ -129,5 +129,4 @@ def _exchanged(code: Code, x: Reg, bits: int) -> Reg:
 
 def _exponent(code: Code, power: Reg) -> Reg:
     """The exponent of a power of two."""
-    code.module.declare("llvm.cttz.i64", I64, [I64, Type("i1")])
-    return code.call("llvm.cttz.i64", I64, power, constant(1, Type("i1")))
+    return code.call_external("llvm.cttz.i64", I64, power, constant(1, Type("i1")))

@@ -18,7 +18,7 @@ from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
 from tilekern.lower.llvm.ir_builder import Code
-from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, Reg, Type, constant
+from tilekern.lower.llvm.ir_values import I32, I64, VOID, Reg, Type, constant
 from tilekern.lower.llvm.plan.loop_fusion import sorts_words
 from tilekern.lower.llvm.plan.steps import Step
 from tilekern.lower.llvm.runtime.machine import Machine
@@ -197,8 +197,7 @@ def _collect(code: Code, words: Reg, mask: Reg, base: Reg, count: Reg) -> None:
         code.store(code.binary("add", before, 1), count)
         return
     name, bits = f"llvm.masked.compressstore.{words.type.suffix}", Type(f"i{mask.type.lanes}")
-    code.module.declare(name, VOID, [words.type, PTR, mask.type])
-    code.call(name, VOID, words, address, mask)
+    code.call_external(name, VOID, words, address, mask)
     number = code.intrinsic("llvm.ctpop", code.emit(bits, f"bitcast {mask} to {bits}"))
     code.store(code.binary("add", before, code.cast("zext", number, "i64")), count)
 

@@ -153,5 +153,4 @@ def _number(tile: int) -> Reg:
 
 def _do(code: Code, name: str, *operands: Reg) -> None:
     """An instruction of AMX."""
-    code.module.declare(f"llvm.x86.{name}", VOID, [x.type for x in operands])
-    code.call(f"llvm.x86.{name}", VOID, *operands)
+    code.call_external(f"llvm.x86.{name}", VOID, *operands)

@@ -262,8 +262,7 @@ def avx512(code: Code, name: str, first: Reg, *rest: Reg) -> Reg:
     # Trailing operands: the values of masked lanes, the mask, and the rounding mode (4: the current one).
     all_lanes = constant((1 << lanes) - 1, Type(f"i{lanes}"))
     operands = (first, *rest, constant(0, first.type), all_lanes, constant(4, I32))
-    code.module.declare(instruction, first.type, [x.type for x in operands])
-    return code.call(instruction, first.type, *operands)
+    return code.call_external(instruction, first.type, *operands)
 
 
 def _part(code: Code, x: Reg, lanes: range) -> Reg:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilekern.lower.llvm.ir_builder import Code
-from tilekern.lower.llvm.ir_values import F64, I32, PTR, Reg, constant
+from tilekern.lower.llvm.ir_values import F64, I32, Reg, constant
 
 _PURE = "nounwind willreturn memory(none)"
 
@@ -26,8 +26,7 @@ def emit_libm(code: Code, name: str, *operands: Reg) -> Reg | None:
 
 def call_libm(code: Code, name: str, *operands: Reg) -> Reg:
     """Call a function of C's library, by its name."""
-    code.module.declare(name, F64, [F64] * len(operands), _PURE)
-    return for_each_lane(code, lambda *lanes: code.call(name, F64, *lanes), *operands)
+    return for_each_lane(code, lambda *lanes: code.call_external(name, F64, *lanes, attributes=_PURE), *operands)
 
 
 def lgamma(code: Code, x: Reg) -> Reg:
@@ -35,11 +34,10 @@ def lgamma(code: Code, x: Reg) -> Reg:
 
     Not by C's `lgamma`, which stores the sign of Γ(x) in a variable that all threads share.
     """
-    code.module.declare("lgamma_r", F64, [F64, PTR], "nounwind willreturn")
     sign = code.alloca(I32)
 
     def lane(x: Reg) -> Reg:
-        return code.call("lgamma_r", F64, x, sign)
+        return code.call_external("lgamma_r", F64, x, sign, attributes="nounwind willreturn")
 
     return for_each_lane(code, lane, x)
 

@@ -189,5 +189,4 @@ def any_lane(code: Code, condition: Reg) -> Reg:
     if not condition.type.lanes:
         return condition
     name = f"llvm.vector.reduce.or.{condition.type.suffix}"
-    code.module.declare(name, I1, [condition.type])
-    return code.call(name, I1, condition)
+    return code.call_external(name, I1, condition)

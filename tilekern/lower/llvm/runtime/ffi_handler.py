@@ -131,7 +131,6 @@ def runtime(machine: Machine) -> Module:
     module.declare("malloc", PTR, [I64], "nounwind")
     module.declare("aligned_alloc", PTR, [I64, I64], "nounwind")
     module.declare("free", VOID, [PTR], "nounwind")
-    module.declare("sched_yield", I32, [], "nounwind")
     module.declare("snprintf", I32, [PTR, I64, PTR, Type("...")], "nounwind")
     functions: list[tuple[str, list[tuple[str, Type]], Callable[..., None], Type]] = [
         (ERROR, [("api", PTR), ("name", PTR), ("text", PTR), ("code", I32)], emit_error, PTR),
@@ -178,9 +177,8 @@ def _zero(code: Code, check: Checks, buffer: Reg) -> None:
     """Fill a buffer with zeros."""
     element = _element_bytes(code, buffer)
     check(code.compare("icmp ne", element, 0), UNIMPLEMENTED, "a result that starts as zeros has an unknown dtype")
-    code.module.declare("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
     size = _nbytes(code, buffer, element)
-    code.call("llvm.memset.p0.i64", VOID, DATA.load(code, buffer), constant(0, I8), size, constant(0, I1))
+    code.call_external("llvm.memset.p0.i64", VOID, DATA.load(code, buffer), constant(0, I8), size, constant(0, I1))
 
 
 def _prefer_huge(code: Code, buffer: Reg) -> None:
@@ -284,7 +282,7 @@ def _wait(code: Code, job: Reg, tasks: Reg) -> None:
     code.store(count, looks)
     code.branch_if(code.compare("icmp ugt", count, calibration.SPINS_BEFORE_YIELD), give_way, look)
     code.label(give_way)
-    code.call("sched_yield", I32)
+    code.call_external("sched_yield", I32, attributes="nounwind")
     code.branch(look)
     code.label(ended)
 

@@ -6,37 +6,30 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from tilekern.lower.llvm.ir_builder import Code
-from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, constant
+from tilekern.lower.llvm.ir_values import I32, I64, VOID, constant
 
 
 @contextmanager
 def ieee_mode(code: Code) -> Generator[None]:
     """Run the code that is emitted inside with subnormals, rounding to nearest, and without traps."""
-    module = code.module
-    if module.machine.is_x86:
+    if code.module.machine.is_x86:
         save, load = "llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr"
-        for name in (save, load):
-            module.declare(name, VOID, [PTR])
         saved, mode = code.alloca(I32), code.alloca(I32)
-        code.call(save, VOID, saved)
+        code.call_external(save, VOID, saved)
         code.store(constant(0x1F80, I32), mode)  # Intel's manual, volume 1, 10.2.3: the value after a reset
-        code.call(load, VOID, mode)
+        code.call_external(load, VOID, mode)
         yield
-        code.call(load, VOID, saved)
+        code.call_external(load, VOID, saved)
     else:
-        module.declare("llvm.aarch64.get.fpcr", I64, [])
-        module.declare("llvm.aarch64.set.fpcr", VOID, [I64])
-        before = code.call("llvm.aarch64.get.fpcr", I64)
-        code.call("llvm.aarch64.set.fpcr", VOID, constant(0, I64))
+        before = code.call_external("llvm.aarch64.get.fpcr", I64)
+        code.call_external("llvm.aarch64.set.fpcr", VOID, constant(0, I64))
         yield
-        code.call("llvm.aarch64.set.fpcr", VOID, before)
+        code.call_external("llvm.aarch64.set.fpcr", VOID, before)
 
 
 def pause(code: Code) -> None:
     """Tell the CPU that the present loop only waits."""
     if code.module.machine.is_x86:
-        code.module.declare("llvm.x86.sse2.pause", VOID, [])
-        code.call("llvm.x86.sse2.pause", VOID)
+        code.call_external("llvm.x86.sse2.pause", VOID)
     else:
-        code.module.declare("llvm.aarch64.hint", VOID, [I32])
-        code.call("llvm.aarch64.hint", VOID, constant(1, I32))  # yield
+        code.call_external("llvm.aarch64.hint", VOID, constant(1, I32))  # yield

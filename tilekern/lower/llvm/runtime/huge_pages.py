@@ -7,7 +7,7 @@ is first touched. With pages of 4 KiB this takes several times as long as readin
 from __future__ import annotations
 
 from tilekern.lower.llvm.ir_builder import Code
-from tilekern.lower.llvm.ir_values import I32, I64, PTR, Reg, constant
+from tilekern.lower.llvm.ir_values import I32, Reg, constant
 
 # Bytes from which on glibc always maps memory anew: DEFAULT_MMAP_THRESHOLD_MAX in mallopt(3).
 _MAPPED = 32 << 20
@@ -19,9 +19,9 @@ def prefer_huge(code: Code, address: Reg, nbytes: Reg) -> None:
     """Ask for huge pages in the part of a buffer that holds whole pages. Systems without huge pages ignore it."""
     if "linux" not in code.module.machine.triple:
         return
-    code.module.declare("madvise", I32, [PTR, I64, I32], "nounwind")
     with code.when(code.compare("icmp uge", nbytes, _MAPPED)):
         begin = code.cast("ptrtoint", address, "i64")
         first = code.binary("and", code.binary("add", begin, _HUGE - 1), -_HUGE)
         size = code.binary("sub", code.binary("and", code.binary("add", begin, nbytes), -_HUGE), first)
-        code.call("madvise", I32, code.cast("inttoptr", first, "ptr"), size, constant(_MADV_HUGEPAGE, I32))
+        page, advice = code.cast("inttoptr", first, "ptr"), constant(_MADV_HUGEPAGE, I32)
+        code.call_external("madvise", I32, page, size, advice, attributes="nounwind")
