@@ -8,6 +8,7 @@ cores may share the steps of an axis only if no block is written by both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
@@ -106,9 +107,9 @@ class OutputBlocks:
         grid_loop = self._grid_loop
         if grid_loop is not None:
             shape.append(grid_loop.steps)
-        if np.prod(shape, dtype=np.float64) > MAX_ENUMERATED_STEPS:
+        if prod(shape) > MAX_ENUMERATED_STEPS:
             return None
-        grid = np.indices(shape, np.int32).reshape(len(shape), int(np.prod(shape)))
+        grid = np.indices(shape, np.int32).reshape(len(shape), prod(shape))
         self._coordinates = grid
         places = {self._args[n]: grid[k] for k, n in enumerate(self._order)}
         if grid_loop is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class _Steps:
 
     def __init__(self, plan: KernelPlan) -> None:
         self._plan = plan
-        self.count = int(np.prod(plan.grid, dtype=np.float64)) if plan.grid else 1
+        self.count = prod(plan.grid)
         self.coordinates: Array | None = None
         if self.count <= MAX_ENUMERATED_STEPS:
             self.coordinates = np.stack(np.unravel_index(np.arange(self.count), plan.grid or (1,))).astype(np.int32)
@@ -133,7 +134,7 @@ def _blocks_along(window_dim: WindowDim, length: int) -> int:
 
 def _count(window: Window) -> int:
     pairs = zip(window.dims, window.param.ref.shape, strict=True)
-    return int(np.prod([_blocks_along(window_dim, length) for window_dim, length in pairs], dtype=np.int64))
+    return prod(_blocks_along(window_dim, length) for window_dim, length in pairs)
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
