@@ -106,7 +106,7 @@ class FakeXla:
 
     def _api(self, keep: list[Any]) -> Any:
         functions = {0: self._create, 2: self._destroy, 7: self._set, 8: self._get, 11: self._schedule, 12: self._count}
-        api = Api(ctypes.sizeof(Api), major=0, minor=5)
+        api = Api(ctypes.sizeof(Api), major=0, minor=4)
         for number, function in functions.items():
             native = FUNCTION(function)
             keep.append(native)
