@@ -22,3 +22,13 @@ def test_masked_lanes_update_nothing(kind: str, expected: list[int]) -> None:
     value, mask = np.array([2, 1, 7, 99, -99], np.int32), np.array([True, False, True, False, False])
     found, _ = scatter(start, where, value, mask, kind=kind, target="cpu:xla")
     assert_same(np.asarray(found), np.array(expected, np.int32))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("kind", ["add", "max", "min", "and_", "or_", "xor"])
+def test_an_update_is_one_scatter_if_xla_has_it(kind: str) -> None:
+    """The others are updates of one lane after the other."""
+    numbers, mask = np.zeros(5, np.int32), np.ones(5, bool)
+    text = scatter.trace(numbers, numbers, numbers, mask, kind=kind).lower("cpu:xla").text
+    in_turn = "while" in text
+    assert in_turn == (kind in ("and_", "or_", "xor")), text

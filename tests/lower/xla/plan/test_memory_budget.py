@@ -131,3 +131,13 @@ def test_the_budget_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_budget.available() > 1 << 28
     monkeypatch.setattr(memory_budget.os, "sysconf", unknown)
     assert memory_budget.available() == 8 << 30
+
+
+def test_all_of_the_budget_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = in_order.trace(like(1 << 10)).lower("cpu:xla").ir
+    needed, _ = memory_budget.temporaries(func)
+    monkeypatch.setattr(memory_budget, "available", lambda: needed)
+    assert memory_budget.refuse_beyond_memory(func) is func
+    monkeypatch.setattr(memory_budget, "available", lambda: needed - 1)
+    with pytest.raises(ResourceError, match="too much memory"):
+        memory_budget.refuse_beyond_memory(func)

@@ -1,0 +1,27 @@
+"""Programs that the XLA backend runs at once."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import tilekern as tk
+
+
+@tk.kernel(out_type=lambda x, y: jax.ShapeDtypeStruct((2, 3), x.dtype))
+def printed(x: tk.Ref, y: tk.Ref, out: tk.Ref) -> None:
+    i, j = tk.parallel(2), tk.parallel(3)
+    out[i, j] = x[i] + y[j]
+    tk.debug_print("{} {} {}", x[i], y[j], x[i] + y[j])
+
+
+def test_a_print_has_the_operands_of_each_program(capfd: pytest.CaptureFixture[str]) -> None:
+    """One operand differs along the first axis alone, one along the second, one along both."""
+    x, y = np.array([10, 20], np.int32), np.array([1, 2, 3], np.int32)
+    printed(x, y, target="cpu:xla")
+    jax.effects_barrier()
+    lines = re.findall(r"(\d+) (\d+) (\d+)", capfd.readouterr().out)
+    assert sorted(tuple(map(int, line)) for line in lines) == [(a, b, a + b) for a in (10, 20) for b in (1, 2, 3)]
