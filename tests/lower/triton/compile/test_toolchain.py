@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def test_a_broken_triton(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text(fault)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)  # so that the broken one goes, also if none was imported
+    monkeypatch.delitem(sys.modules, "triton")
     with pytest.raises(DependencyError, match=r"need Triton(.|\n)*OSError|triton of no version") as caught:
         compile_program(samples.add(), CHIPS["cuda:sm_90"])
     assert caught.value.fix == "pip install 'triton>=3.6,<3.10'"
@@ -81,3 +83,10 @@ def test_the_identity_names_what_decides(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     monkeypatch.setenv("TRITON_CACHE_DIR", str(Path("elsewhere")))
     assert toolchain.identity(CHIPS["cuda:sm_90"])[: len(before)] == before
+
+
+def test_a_tool_that_fails_is_an_error() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    for fails in (lambda: toolchain.assemble("no PTX", 90), lambda: toolchain.disassemble(b"no cubin")):
+        with pytest.raises(subprocess.CalledProcessError):
+            fails()

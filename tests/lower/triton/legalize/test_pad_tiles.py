@@ -73,6 +73,14 @@ def test_scans(monoid: Cumulative, reverse: bool, data: st.DataObject) -> None:
     assert_keeps(pad, *one(Scan, x, monoid=monoid, dim=data.draw(st.integers(0, len(shape) - 1)), reverse=reverse))
 
 
+def test_added_lanes_come_first_in_no_scan() -> None:
+    x = counting((3, 5), F32) - 5
+    for reverse in (False, True):
+        for monoid in ("sum", "prod", "max", "min", "logsumexp"):
+            for dim in (0, 1):
+                assert_keeps(pad, *one(Scan, x, monoid=monoid, dim=dim, reverse=reverse))
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @given(data=st.data())
 def test_linear_scans(reverse: bool, data: st.DataObject) -> None:

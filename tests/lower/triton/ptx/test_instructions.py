@@ -210,8 +210,8 @@ def test_vectors_of_memory_and_local_memory() -> None:
     mul.wide.u32 %d31, %r0, 16; add.s64 %d30, %d0, %d31; add.s64 %d29, %d1, %d31;
     ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%d30];
     mov.u64 %d20, stack;
-    st.local.v2.b32 [%d20+8], {%r12, %r13};
-    ld.local.v2.b32 {%r14, %r15}, [%d20+8];
+    st.local.v2.b32 [%d20+56], {%r12, %r13};
+    ld.local.v2.b32 {%r14, %r15}, [%d20+56];
     st.global.v4.b32 [%d29], {%r15, %r14, %r11, %r10};
     """
     _, out = run(body, x, np.zeros_like(x))
