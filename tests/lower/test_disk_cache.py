@@ -105,6 +105,13 @@ def test_a_folder_that_others_may_write_to_is_not_used(folder: Path, mode: int) 
     assert [file.name for file in folder.iterdir()] == ["entry"]
 
 
+def test_a_system_without_permissions_uses_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ROOM.store("entry", {"ptx": b"1"})
+    folder.chmod(0o777)
+    monkeypatch.setattr(disk_cache.os, "name", "a system of another kind")
+    assert ROOM.load("entry", ["ptx"]) == {"ptx": b"1"}
+
+
 def run(program: str, folder: Path, **options: Any) -> subprocess.Popen[str]:
     """A process that runs a program with the cache in a folder."""
     code = f"import os, sys\nfrom tests.lower.test_disk_cache import ROOM\n{dedent(program)}"
