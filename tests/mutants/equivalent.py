@@ -7,4 +7,7 @@ EQUIVALENT: dict[str, str] = {
     "tilekern/distributed/ring.py:_Derivative.along:flag:1c1c8896": "a barrier orders memory, and changes no value",
     "tilekern/kernel/divided.py:<module>:bound:a379a09e": "the size of a cache: a lost entry is computed again",
     "tilekern/distributed/exchange.py:_grouping:dtype:a5fda61d": "numbers from 0 on, int32 beside int32",
+    "tilekern/lower/rewrite/narrow_floats.py:encoded:identity:222df693": "lanes of larger numbers do not read it",
+    "tilekern/lower/mosaic/plan/step_blocks.py:_Steps.blocks:dtype:3b5e80fa": "zeros, to which int64 places are added",
+    "tilekern/lower/triton/ptx/machine.py:Arena.__init__:dtype:f1f857de": "numbers of thread blocks are below 2**31",
 }
