@@ -242,6 +242,29 @@ def _cube(x):
 _cube.defvjp(lambda x: (x**3, x), lambda x, g: (10 * x * g,))
 
 
+def test_the_default_of_a_platform_dependent_function_and_barriers() -> None:
+    @kernel(((4,), np.float32), None)
+    def f(x, diagonal, out):
+        diagonal[...] = jnp.diag(x[...])  # a product with a mask on TPUs, which NaN outside of the diagonal would spoil
+        doubled = lax.platform_dependent(x[...], cpu=lambda x: x + 1, default=lambda x: 2 * x)
+        out[...] = lax.optimization_barrier(doubled)
+
+    x = numbers(4, 4)
+    x[0, 3] = np.nan
+    check(f, x, oracle=(np.diag(x), 2 * x))
+
+
+def test_a_function_of_some_platforms() -> None:
+    @like_first
+    def f(x, out):
+        out[...] = lax.platform_dependent(x[...], cpu=lambda x: x, tpu=lambda x: x)  # <-
+
+    with refused(
+        UnsupportedError, "one program for all platforms", expected="a default", got="cpu, tpu alone", fix="default="
+    ):
+        f.trace(X)
+
+
 # --- captured arrays ------------------------------------------------------------------------------------------------
 
 SMALL = np.float32([3, 5])

@@ -221,6 +221,22 @@ class Importer(Emitter):
         """Import a primitive that JAX computes by other ones, such as `jnp.searchsorted`."""
         return self._function(composition(eqn), operands)
 
+    def _barrier(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        """Import `lax.optimization_barrier`, the identity."""
+        return operands
+
+    def _platform(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        """Import the choice of `lax.platform_dependent`: its default, which is right everywhere, for all targets."""
+        platforms: Sequence[Any] = eqn.params["platforms"]
+        if None not in platforms:
+            raise UnsupportedError(
+                "a kernel is one program for all platforms",
+                expected="lax.platform_dependent with a default",
+                got=f"branches for {', '.join(name for names in platforms for name in names)} alone",
+                fix="give it a default=, which is taken",
+            )
+        return [self.splat(platforms.index(None), INDEX)]
+
     def _function(self, function: Callable[..., Any], operands: list[Value]) -> Sequence[Value]:
         """Import a function of JAX, applied to `operands`, at the line of the equation that it stands for."""
         types = [jax.ShapeDtypeStruct(v.tile.shape, v.tile.dtype) for v in operands]
@@ -313,6 +329,8 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
     program_index_p.name: Importer._program_index,  # pyright: ignore[reportPrivateUsage]
     fold_index_p.name: Importer._fold_index,  # pyright: ignore[reportPrivateUsage]
     "reduce": Importer._reduce,  # pyright: ignore[reportPrivateUsage]
+    "optimization_barrier": Importer._barrier,  # pyright: ignore[reportPrivateUsage]
+    "platform_index": Importer._platform,  # pyright: ignore[reportPrivateUsage]
     **dict.fromkeys(COMPOSED, Importer._composed),  # pyright: ignore[reportPrivateUsage]
     "while": Importer._while,  # pyright: ignore[reportPrivateUsage]
     "scan": Importer._scan,  # pyright: ignore[reportPrivateUsage]
