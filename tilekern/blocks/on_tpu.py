@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilekern.blocks.tiling import Number, Product, Tile, TileAccess, TileOp, Tiling, times
+from tilekern.blocks.tiling import Number, Product, Tile, TileAccess, TileOp, Tiling, greatest, times
 from tilekern.lower.backend import Device
+from tilekern.lower.mosaic.calibration import EXPOSED_BYTES
 from tilekern.lower.mosaic.chip import LANES, SUBLANES
 
 _CYCLE = 1 / 1.6e9  # of all chips; only ratios matter
@@ -32,16 +33,20 @@ def seconds(device: Device, tiling: Tiling) -> Number:
     compute = cycles * _CYCLE + sum(_product(device, p) for p in tiling.products)
     windows = _windows(tiling)
     held = tiling.held.bytes * _IN_MEMORY
-    # The pipeline fetches a block while the last one is used: both are in memory.
-    resident = 2 * sum(_resident_bytes(w, tiling) for w in windows) + held <= device.fast_memory
+    whole = sum(_buffers(w, tiling) * _resident_bytes(w, tiling) for w in windows) + held
+    is_exposed = (_pipelines(tiling) == 1) & (tiling.programs <= 1) & (whole >= EXPOSED_BYTES)
+    resident = (whole <= device.fast_memory) & np.logical_not(is_exposed)
     excess = (2 * sum(map(_block_bytes, windows)) + held) / device.fast_memory
-    steps = np.maximum(tiling.programs, tiling.iterations * np.logical_not(resident))
+    steps = np.maximum(np.maximum(tiling.programs, tiling.iterations * np.logical_not(resident)), 1)
     by_program = sum(_fetched_bytes(w, tiling) for w in windows)
-    by_iteration = sum(_block_bytes(w) * w.times for w in windows)
+    by_iteration = sum(_block_bytes(w) * w.times for w in _windows(tiling, by_loops=True))
     fetch = np.where(resident, by_program, by_iteration) / device.bandwidth
-    first = (fetch + compute) / np.maximum(steps, 1)  # a step during which nothing else happens
     busy = np.maximum(np.maximum(fetch, compute), steps * _STEP)
-    return (busy + first) / device.cores * np.where(excess > 1, 1e3 * excess, 1.0)
+    # The first step of a pipeline waits for its blocks, and nothing else happens during its last one.
+    alone = np.minimum(np.where(resident, 1, _pipelines(tiling)) / steps, 1)
+    time = busy * (1 - alone) + (fetch + compute + steps * _STEP) * alone
+    rearranged = sum(map(_rearranged_bytes, windows)) / device.bandwidth
+    return (time / device.cores + rearranged) * np.where(excess > 1, 1e3 * excess, 1.0)
 
 
 def _registers(tile: Tile) -> Number:
@@ -71,12 +76,46 @@ def _product(device: Device, p: Product) -> Number:
     return p.times * p.batch * (flops / device.flops + _DELIVERED * _CYCLE)
 
 
-def _windows(tiling: Tiling) -> list[TileAccess]:
-    """One access for each part of an array that is fetched or stored on its own."""
+def _windows(tiling: Tiling, by_loops: bool = False) -> list[TileAccess]:
+    """One access for each part of an array that is fetched or stored on its own.
+
+    Args:
+      tiling: the work.
+      by_loops: True if each loop fetches its own parts, also those that a loop before it had.
+    """
     windows = dict[object, TileAccess]()
     for access in tiling.accesses:
-        windows.setdefault((access.array, access.refetched_by, access.aligned), access)
+        loops = access.path if by_loops else ()
+        windows.setdefault((access.array, access.refetched_by, access.aligned, loops), access)
     return list(windows.values())
+
+
+def _pipelines(tiling: Tiling) -> Number:
+    """The pipelines that start if loops fetch their blocks: a single loop is part of the grid, others start anew."""
+    outermost = [loops for loops in tiling.folds if len(loops) == len(tiling.grid) + 1]
+    return sum(times(loops[:-1]) for loops in outermost) if len(outermost) > 1 else 1
+
+
+def _buffers(access: TileAccess, tiling: Tiling) -> Number:
+    """2 for an array of which the grid visits several parts, and fetches one while another is used; else 1."""
+    pairs = zip(tiling.grid, access.refetched_by, strict=False)
+    return 1 + (times([loop for loop, moves in pairs if moves]) > 1)
+
+
+def _rearranged_bytes(access: TileAccess) -> Number:
+    """Bytes that XLA reads and writes around the call if the tiles of an array are not whole tiles of memory.
+
+    The last two dims of a block are multiples of a tile of memory, or whole. If not, XLA splits the dim: it copies the
+    array once in its own layout, and if the last dim is split once more, into rows of whole registers.
+    """
+    own = _padded_bytes(access.extents, access.itemsize)
+    tiled = [n for n, kind in enumerate(access.kinds) if kind == "block" and access.aligned[n]][-2:]
+    units = dict(zip(reversed(tiled), (LANES, SUBLANES), strict=False))
+    split = {n: (access.sizes[n] % u != 0) & (access.sizes[n] < access.extents[n]) for n, u in units.items()}
+    of_lanes = split.get(tiled[-1], False) if tiled else False
+    padding = np.ceil(access.sizes[tiled[-1]] / LANES) * LANES / np.maximum(access.sizes[tiled[-1]], 1) if tiled else 1
+    copied = np.where(of_lanes, own * (3 + padding), 2 * own)
+    return np.where(greatest(split.values()) > 0, copied, 0)
 
 
 def _padded_bytes(sizes: Sequence[Number], itemsize: int) -> Number:
