@@ -24,6 +24,8 @@ from tilekern.lower.triton.legalize.refuse import LARGEST_TILE
 
 _CYCLE = 1 / 1.8e9
 _LANES, _FUNCTIONS = 128, 16  # results of an operation, and of a function such as exp, in a cycle
+_WARP, _SHUFFLE = 32, 27  # lanes; cycles until a lane has what another one of its warp had, and combines it
+_OF_THREAD = 16  # bytes of a row that a thread has at least, if the row is long enough
 _SECTOR = 32  # bytes of a transfer
 _L2, _PORT = 36, 64  # bytes a cycle from the L2 cache, if all multiprocessors load, and if one does
 _RESIDENT = 32  # programs
@@ -40,7 +42,8 @@ _START, _WAIT = 1800, 400  # cycles until a program runs, and until a load deliv
 _NOT_AHEAD = 1.75  # of products whose operands are not loaded one iteration ahead
 _ITERATION = 10  # cycles of an iteration of a fold that computes nothing
 _BARRIERS, _ISSUED = 800, 150  # cycles of a product that computes nothing: of float32, and of others
-_SPILLED = 40.0  # cycles that 128 lanes cost for which there are no registers
+_SPILLED = 8.0  # cycles to store and load the registers of 128 lanes, one warp each cycle
+_SPILLED_OPERAND = 40.0  # the same for programs with products: an operand is loaded for each of its uses
 _ONE_TILE = 1.25  # registers for a lane of the largest tile, which is loaded as a whole
 _IN_TURNS = 4  # operands of a product of float32 for one register, since only some are loaded at a time
 
@@ -51,19 +54,48 @@ def seconds(device: Device, tiling: Tiling) -> Number:
     wanted = _registers(tiling, threads)
     registers = np.minimum(wanted, _MOST)
     resident = np.clip(np.minimum(_THREADS // threads, _REGISTERS // (registers * threads)), 1, _RESIDENT)
-    spilled = np.maximum(wanted - _MOST, 0) * threads / _LANES * _SPILLED * np.maximum(programs, tiling.iterations)
+    spilled = _spilled(tiling, wanted, threads) * (_SPILLED_OPERAND if tiling.products else _SPILLED)
     products = sum(_product(device, p, threads) for p in tiling.products)
     lanes = sum(map(_lanes, tiling.ops)) + sum(map(_addresses, tiling.accesses)) + _ITERATION * tiling.iterations
     computed = (lanes + products + spilled) / programs
     moved = sum(map(_moved, tiling.accesses)) / programs
-    alone = _START + _WAIT * (1 + tiling.iterations / programs) + moved / _PORT
-    alone = alone + computed * np.maximum(1, _FEW_THREADS / threads)
+    latency = (
+        _START
+        + _WAIT * (1 + tiling.iterations / programs)
+        + sum(_shuffles(op, threads) for op in tiling.ops) / programs
+    )
+    alone_computed, alone_moved = computed * np.maximum(1, _FEW_THREADS / threads), moved / _PORT
+    # Without barriers a warp computes while others load.
+    warps = np.where(_has_barriers(tiling, threads), 1, threads / _WARP)
+    alone = latency + np.maximum(alone_computed, alone_moved) + np.minimum(alone_computed, alone_moved) / warps
     rounds = np.ceil(programs / (device.cores * resident))
     cycles = np.maximum(np.ceil(programs / device.cores) * np.maximum(computed, moved / _L2), rounds * alone)
     cycles = cycles * np.where(_ahead(tiling) > device.fast_memory, _NOT_AHEAD, 1.0)
     excess = np.maximum(_operands(tiling) / device.fast_memory, _largest(tiling) / LARGEST_TILE)
     time = np.maximum(cycles * _CYCLE, _from_memory(tiling) / device.bandwidth)
     return time * np.where(excess > 1, 1e3 * excess, 1.0)
+
+
+def _has_barriers(tiling: Tiling, threads: Number) -> Number:
+    """True for programs with matrix products, and for those whose warps combine lanes with each other."""
+    itemsize = min((access.itemsize for access in tiling.accesses), default=4)
+    crossing = greatest(_crosses_warps(op, threads, _OF_THREAD // itemsize) * 1 for op in tiling.ops)
+    return crossing + len(tiling.products) > 0
+
+
+def _crosses_warps(op: TileOp, threads: Number, of_thread: int) -> Number:
+    """True if an op combines lanes of several warps. Threads lie along rows first, each with some lanes of a row."""
+    of_row = np.minimum(op.tile.inner / of_thread, threads)
+    crosses = of_row > _WARP if op.reduces_inner else threads > np.maximum(of_row, _WARP)
+    return crosses & bool(op.reduces) & (threads > _WARP)
+
+
+def _shuffles(op: TileOp, threads: Number) -> Number:
+    """Cycles that all programs together wait for the lanes of rows to be combined, which the threads of a row share."""
+    if not op.reduces_inner:
+        return 0
+    of_row = np.clip(threads / np.maximum(op.tile.rows, 1), 1, np.minimum(op.tile.inner, _WARP))
+    return op.times * np.log2(of_row) * _SHUFFLE
 
 
 def _lanes(op: TileOp) -> Number:
@@ -104,10 +136,24 @@ def _largest(tiling: Tiling) -> Number:
 def _registers(tiling: Tiling, threads: Number) -> Number:
     """Registers that a thread needs. In products of float32 it holds all rows and columns that its results need."""
     of_products = greatest(_exact_operands(p, threads) / _IN_TURNS for p in tiling.products)
-    lanes = tiling.held.bytes_of_registers / 4
-    if not tiling.products:  # whose operands, the largest tiles, are in shared memory
-        lanes = np.maximum(lanes, _ONE_TILE * _largest(tiling))
-    return _OWN + lanes / threads + of_products
+    held = _OWN + tiling.held.bytes_of_registers / 4 / threads + of_products
+    return np.maximum(held, _loaded_registers(tiling, threads))
+
+
+def _loaded_registers(tiling: Tiling, threads: Number) -> Number:
+    """Registers that a thread needs to load the largest tile as a whole; operands of products are in shared memory."""
+    largest = 0 if tiling.products else greatest(access.tile.bytes for access in tiling.accesses)
+    return _OWN + _ONE_TILE * largest / 4 / threads
+
+
+def _spilled(tiling: Tiling, registers: Number, threads: Number) -> Number:
+    """How often 128 lanes are stored and loaded for want of registers.
+
+    If a tile cannot be loaded as a whole, ptxas keeps the results of all ops in memory, not only what does not fit.
+    """
+    excess = np.maximum(registers - _MOST, 0) * threads / _LANES * np.maximum(tiling.programs, tiling.iterations)
+    everything = sum(x.times * x.tile.size for x in (*tiling.ops, *tiling.accesses)) / _LANES
+    return np.maximum(excess, everything * (_loaded_registers(tiling, threads) > _MOST))
 
 
 def _exact_operands(p: Product, threads: Number) -> Number:
