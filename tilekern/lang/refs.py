@@ -215,34 +215,46 @@ class Ref(Incomparable):
         The ref must be a `tk.Sum` output, a `tk.Zeros` output or a donated input. A `tk.Sum` is deterministic. In the
         other kinds, floats need `ordered=False`: the order in which programs add is not fixed, nor is the rounding.
         """
-        self._atomic("add", value, mask, ordered)
+        self._check_atomic("add")
+        if ordered and self._type.role != "sum" and kind_of(self.dtype) == "float":
+            raise OutputError(
+                "a float atomic rounds differently from run to run",
+                expected="ordered=False, if that is acceptable, or a tk.Sum output, which is deterministic",
+                got=f"{self.name}: {self._type} with ordered=True",
+                fix="declare the output as tk.Sum, or say ordered=False",
+            )
+        self._write(atomic_p, ..., value, mask, kind="add")
 
     @checked
     def max(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by the larger of itself and `value`, atomically. NaN wins."""
-        self._atomic("max", value, mask, False)
+        self._atomic("max", value, mask)
 
     @checked
     def min(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by the smaller of itself and `value`, atomically. NaN wins."""
-        self._atomic("min", value, mask, False)
+        self._atomic("min", value, mask)
 
     @checked
     def and_(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by its bitwise (for bool: logical) AND with `value`, atomically."""
-        self._atomic("and", value, mask, False)
+        self._atomic("and", value, mask)
 
     @checked
     def or_(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by its bitwise (for bool: logical) OR with `value`, atomically."""
-        self._atomic("or", value, mask, False)
+        self._atomic("or", value, mask)
 
     @checked
     def xor(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by its bitwise (for bool: logical) XOR with `value`, atomically."""
-        self._atomic("xor", value, mask, False)
+        self._atomic("xor", value, mask)
 
-    def _atomic(self, kind: AtomicKind, value: Any, mask: Any, ordered: bool) -> None:
+    def _atomic(self, kind: AtomicKind, value: Any, mask: Any) -> None:
+        self._check_atomic(kind)
+        self._write(atomic_p, ..., value, mask, kind=kind)
+
+    def _check_atomic(self, kind: AtomicKind) -> None:
         role, numbers = self._type.role, kind_of(self.dtype)
         if role in ("in", "out") or (role == "sum" and kind != "add"):
             raise OutputError(
@@ -258,14 +270,6 @@ class Ref(Incomparable):
                 got=f"{self.name}: {self._type}",
                 fix="use bit operations on integers or bools, and sums of numbers",
             )
-        if role != "sum" and kind == "add" and numbers == "float" and ordered:
-            raise OutputError(
-                "a float atomic rounds differently from run to run",
-                expected="ordered=False, if that is acceptable, or a tk.Sum output, which is deterministic",
-                got=f"{self.name}: {self._type} with ordered=True",
-                fix="declare the output as tk.Sum, or say ordered=False",
-            )
-        self._write(atomic_p, ..., value, mask, kind=kind)
 
     def __getattr__(self, name: str) -> Any:
         if name in _JAX_UPDATES:
