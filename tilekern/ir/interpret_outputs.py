@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import numpy as np
@@ -23,7 +24,7 @@ class Output:
 
     def __init__(self, param: Value, initial: Array | None) -> None:
         self.param = param
-        size = int(np.prod(param.ref.shape, dtype=np.int64))
+        size = math.prod(param.ref.shape)
         self._must_store = param.ref.role == "out"
         start = _poison(param.ref.dtype) if self._must_store else np.zeros((), param.ref.dtype)
         self.data = np.full(size, start) if initial is None else initial.copy()
