@@ -148,7 +148,7 @@ def delayed_dot(
         alone = alone and not any(v in body.results for v in op.results)
         if alone and (op is dot or op in of_carry or _moves(op)):
             late.add(op)
-    if not users.get(carry, set()) <= late or carry in body.results or not of_carry <= late or dot not in late:
+    if not users.get(carry, set()) <= late or carry in body.results or dot not in late:
         return None
     ordered = [op for op in body.ops if op in late]
     early = [op for op in body.ops if op not in late]
