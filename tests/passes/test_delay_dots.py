@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.ir.funcs import EXAMPLES
 from tests.passes.golden import assert_becomes, func_of
 from tests.passes.strategies import assert_same_meaning, funcs, softmaxes
+from tilekern.ir.control import Fold
 from tilekern.ir.core import Func
 from tilekern.passes.delay_dots import Sizes, delay_dots
 from tilekern.passes.guard_masks import guard_masks
@@ -89,6 +90,7 @@ STAY = {
     "a dot of a tile that another dot needs": ("dot(%9, %11)", "dot(%9, %6)"),
     "a dot of the first dot itself": ("dot(%9, %11)", "dot(%7, %11)"),
     "a carry that is not the sum": ("yield %8, %13", "yield %8, %10"),
+    "a dot that others need": ("yield %8, %13", "%14 = max(%8, %12) : f32[8, 8] yield %14, %13"),
 }
 
 
@@ -98,6 +100,36 @@ def test_dots_that_stay(name: str) -> None:
     assert old in BEFORE
     before = run(func_of(BEFORE.replace(old, new)))
     assert every(before) is before
+
+
+IN_BF16 = """
+      %6 = load %m[8*%k +: 8!, 0 +: 8!] : f32[8, 8]
+      %14 = convert(%6) : bf16[8, 8] %15 = convert(%3) : bf16[8, 8]
+      %7 = dot(%15, %14) {contract=[[1], [1]]} : f32[8, 8]
+      %8 = max(%7, %m_1) : f32[8, 8]
+      %9 = exp(%8) : f32[8, 8]
+      %10 = mul(%c, %8) : f32[8, 8]
+      %16 = convert(%9) : bf16[8, 8]
+      %12 = dot(%16, %14) {contract=[[1], [0]]} : f32[8, 8]"""
+
+
+def test_a_dot_of_a_cast_tile_that_another_dot_needs_stays() -> None:
+    begin, end = BEFORE.index("%6 = load"), BEFORE.index("%13 = add")
+    before = run(func_of(BEFORE[:begin] + IN_BF16 + "\n" + BEFORE[end:]))
+    assert every(before) is before
+
+
+def test_a_dot_may_wait_if_the_first_dot_alone_needs_a_tile() -> None:
+    """The tile is the first operand of the first dot, whose result is computed and not loaded."""
+    before = run(func_of(BEFORE.replace("dot(%3, %6)", "dot(%6, %3)")))
+    assert every(before) is not before
+
+
+def test_numbers_of_the_index_are_computed_again_and_not_carried() -> None:
+    numbers = "%14 = mul(%k, %k) : i32[] %15 = convert(%14) : f32[] %16 = broadcast(%15) {dims=[]} : f32[8, 8]"
+    before = run(func_of(BEFORE.replace("%10 = mul(%c, %8)", f"{numbers} %10 = mul(%c, %16)")))
+    (fold,) = (op for op in every(before).walk() if isinstance(op, Fold))
+    assert len(fold.inits) == 3
 
 
 def test_what_does_not_pay_stays() -> None:
