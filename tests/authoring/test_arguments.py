@@ -120,6 +120,13 @@ def test_a_function_that_is_not_elementwise() -> None:
     assert "carry the array" in raised.value.fix
 
 
+def test_one_call_tells_whether_a_function_is_elementwise() -> None:
+    tile = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    authoring.check_elementwise("activation", [jax.make_jaxpr(jnp.tanh)(tile)])
+    with pytest.raises(ArgumentError, match="a sum is not elementwise"):
+        authoring.check_elementwise("a sum", [jax.make_jaxpr(lambda x: x - x.sum())(tile)])
+
+
 def test_the_derivative_of_a_masked_function() -> None:
     x = jnp.array([-1.0, 0.0, 4.0])
 

@@ -73,6 +73,15 @@ def test_updates_of_any_elements_in_any_number(run: Any) -> None:
     property()
 
 
+def test_a_mask_leaves_elements_as_they_are() -> None:
+    start, where = np.array([5, 9, 12, 3], np.int32), np.arange(4, dtype=np.int32)
+    value, mask = np.array([[8, 8], [6, 1], [3, 10], [2, 7]], np.int32), np.array([True, False, True, False])
+    for kind, meaning in MEANING.items():
+        updated = meaning(meaning(start, value[:, 0]), value[:, 1])
+        expected = np.where(mask, updated, start)
+        check(scatter, start, where, value, mask, oracle=(expected, None), run=interpreted, kind=kind, block=4)
+
+
 @tk.kernel(out_type=zeros_like_first)
 def windows(x, out, *, kind: str, block: tk.Block):
     """Programs along i update overlapping windows; the first window begins before the array."""

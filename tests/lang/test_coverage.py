@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilekern as tk
-from tests.lang.checks import WIDE, check, kernel, like_first, numbers, refused
+from tests.lang.checks import WIDE, check, interpreted, kernel, like_first, numbers, refused
 from tilekern.errors import OutputError, UnwrittenError, WriteConflictError
 from tilekern.ir.interpret import interpret
 
@@ -144,6 +144,17 @@ def test_each_element_by_an_index_vector() -> None:
         out[9 - i.indices] = x[i]
 
     check(f, X, oracle=X[::-1])
+
+
+def test_places_of_data_that_may_all_be_outside() -> None:
+    @like_first
+    def f(x, where, out):
+        i = tk.parallel(x.shape[0], 4)
+        out[i] = x[i]
+        out[where[:]] = jnp.zeros(2, x.dtype)
+        out[tk.ds(jnp.clip(where[0], -2, 20), 2)] = jnp.zeros(2, x.dtype)
+
+    check(f, X, np.full(2, -2, np.int32), oracle=X, run=interpreted)
 
 
 def test_tiles_that_pass_the_end_of_their_axis() -> None:

@@ -190,6 +190,17 @@ def test_a_nan_is_cast_to_0(dtype: Any) -> None:
     same(f(x)[0], np.asarray(jnp.asarray(x).astype(dtype)))
 
 
+def test_a_nan_is_cast_to_0_of_e2m1() -> None:
+    """E2M1 has no NaN. The sign of the 0 is that of the NaN; NumPy's cast always takes -0."""
+    x = np.array([np.nan, 1, -np.nan, -1], np.float32)
+
+    @typed((x.shape, jnp.float4_e2m1fn))
+    def f(x, out):
+        out[...] = x[...].astype(jnp.float4_e2m1fn)
+
+    np.testing.assert_array_equal(wide(f(x)[0]), [0, 1, 0, -1])
+
+
 def test_all_numbers_of_e2m1() -> None:
     x = np.arange(16, dtype=np.uint8).view(jnp.float4_e2m1fn)
     same(by_tiles(x[None], 4)(jnp.asarray(x[None]))[1], wide(x[None]))

@@ -169,6 +169,17 @@ def test_full_of_more_than_a_scalar() -> None:
         f.trace(X)
 
 
+def test_a_dtype_that_is_none_or_an_array() -> None:
+    for dtype in (None, X):
+
+        @like_first
+        def f(x, out):
+            out[...] = tk.zeros((4, 6), dtype)  # <-  # noqa: B023
+
+        with refused(ArgumentError, "tiles have no such dtype", expected="f32", got="dtype = ", fix="jax.numpy"):
+            f.trace(X)
+
+
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"]
 
 

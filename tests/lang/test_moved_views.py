@@ -13,7 +13,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import tilekern as tk
-from tests.lang.checks import COMPILED, WIDE, both, check, interpreted, kernel, like_first, numbers, refused
+from tests.lang.checks import (
+    COMPILED,
+    WIDE,
+    before_passes,
+    both,
+    check,
+    interpreted,
+    kernel,
+    like_first,
+    numbers,
+    refused,
+)
 from tilekern.errors import IndexingError
 
 X = numbers(6, 8)
@@ -216,10 +227,31 @@ def test_empty_arrays() -> None:
     check(f, np.zeros((0, 3), np.float32), oracle=np.zeros((0, 4), np.float32))
 
 
+def test_masks_of_parts_are_computed_in_int32() -> None:
+    """Also where JAX has 64 bits: a TPU has none."""
+
+    @kernel(((8,), np.float32))
+    def f(x, out):
+        i = tk.parallel(8, 4)
+        out[i] = x.at[2:9][i]
+
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            text = str(before_passes(f, np.ones(12, np.float32)))
+        assert " mask " in text and "iota() {dim=0} : i32[4]" in text and "i64" not in text
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", [lambda x: x.T.reshape(48), lambda x: x.at[1:5, 1:].reshape(4 * 7)])
+def _part_between_whole_dims(x: Any) -> Any:
+    return x.reshape(6, 4, 2).at[:, 1:3].reshape(24)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    "view", [lambda x: x.T.reshape(48), lambda x: x.at[1:5, 1:].reshape(4 * 7), _part_between_whole_dims]
+)
 def test_a_reshape_that_would_move_elements(view: Any) -> None:
     @like_first
     def f(x, out):
