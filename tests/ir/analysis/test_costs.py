@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.lang.checks import like_first
 from tests.lower.library import CASES, family
-from tilekern.ir.analysis.costs import cost_of, work_of
+from tilekern.ir.analysis.costs import cost_of, work_by_op, work_of
+from tilekern.ir.control import Switch
 from tilekern.lower.target import resolve
 from tilekern.testing.programs import Program
+from tilekern.testing.programs.batches import sample
 from tilekern.testing.strategies import programs
 
 X = jnp.ones((100, 60))
@@ -47,6 +50,20 @@ def test_elementwise_ops_count_as_in_xla(of: Any) -> None:
     assert found.transcendentals == xla.get("transcendentals", 0)
     assert found.flops == xla.get("flops", 0)
     assert found.bytes_accessed == 2 * X.nbytes
+
+
+def test_the_work_of_a_func_is_that_of_its_ops() -> None:
+    funcs = [sample(seed)[0].func for seed in range(60)]
+    tally = Counter[str]()
+    for func in funcs:
+        if any(isinstance(op, Switch) for op in func.walk()):  # one branch counts
+            continue
+        works, cost = work_by_op(func).values(), cost_of(func)
+        for name in ("flops", "transcendentals"):
+            total = round(sum(getattr(work, name) for work in works))
+            assert total == getattr(cost, name), f"{name}\n{func}"
+            tally[name] += total > 0
+    assert min(tally["flops"], tally["transcendentals"]) > 5, tally
 
 
 @like_first
