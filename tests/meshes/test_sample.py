@@ -197,6 +197,14 @@ def test_what_devices_exchange(rates: dict[str, Any], of_all: str) -> None:
     assert all(name in ("ENTRY", rounds) for name, of_body in by_name.items() if of_body)
 
 
+def test_candidates_that_decide_leave_no_row_to_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device has all 5 largest logits among its 256, so that none of the rounds runs that exchange logits."""
+    hidden, weight = operands(ROWS, WIDTH, WORDS)
+    monkeypatch.setattr("tilekern.distributed.sample._by_logits", lambda devices, draw, tokens, *_: tokens)
+    tokens = divided(2, check=False, top_k=5)(hidden, weight, KEY)
+    np.testing.assert_array_equal(tokens, sample_hidden(hidden, weight, KEY, top_k=5))
+
+
 def test_what_devices_exchange_for_top_p_alone() -> None:
     """The logits and the tokens of each row. XLA knows that there is one round, and needs no loop."""
     _, by_name = exchanges(top_p=0.9)
