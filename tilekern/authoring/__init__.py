@@ -20,7 +20,7 @@ from tilekern.authoring.arguments import (
 from tilekern.authoring.closures import carry_arrays
 from tilekern.authoring.elementwise import check_elementwise, ends_in_product, masked
 from tilekern.authoring.keywords import unknown_keyword
-from tilekern.authoring.meshes import by_rows, gathered
+from tilekern.authoring.meshes import advise_instead_of_gathers, by_rows, gathered
 from tilekern.kernel.chunks import scan_rows
 from tilekern.lang.incomparable import Incomparable
 
@@ -28,6 +28,7 @@ __all__ = [
     "LAUNCH_OPTIONS",
     "PRECISIONS",
     "Incomparable",
+    "advise_instead_of_gathers",
     "array_of",
     "at_line_of",
     "by_rows",

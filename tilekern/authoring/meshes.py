@@ -10,11 +10,18 @@ import jax
 from jax.sharding import PartitionSpec
 
 from tilekern import _meshes
+from tilekern.kernel import Kernel
 
 
 def gathered(x: jax.Array) -> jax.Array:
     """x, whole on each device. No explicit axis of a mesh divides the result by its type; automatic axes may."""
     return cast(Any, jax).reshard(x, PartitionSpec()) if _meshes.is_divided(jax.typeof(x)) else x
+
+
+def advise_instead_of_gathers(kernel: Kernel, advice: str) -> None:
+    """Say in the `GatherWarning` of a kernel's calls what callers can do about operands that devices gather."""
+    # No method: it would be one more name of each kernel that a user declares.
+    kernel._definition.rules.instead_of_gathers = advice  # pyright: ignore[reportPrivateUsage]
 
 
 def by_rows(function: Callable[..., Any], rows: Sequence[Any], shared: Sequence[Any]) -> Any:

@@ -44,6 +44,7 @@ class Rules:
       jvp: the rule of `defjvp`; None if none is stated.
       transpose: the rule of `deftranspose`; None if none is stated.
       sharding: the rule of `defsharding`; None if none is stated.
+      instead_of_gathers: what callers can do about operands that devices gather; "" for general advice.
     """
 
     linear: tuple[str, ...] = ()
@@ -51,6 +52,7 @@ class Rules:
     jvp: Callable[..., Any] | None = None
     transpose: Callable[..., Any] | None = None
     sharding: Callable[..., str] | None = None
+    instead_of_gathers: str = ""
 
     @property
     def states_none(self) -> bool:

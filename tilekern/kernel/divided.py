@@ -18,6 +18,11 @@ from tilekern.kernel.sharding_rule import Division, ShardingRule, Spec
 gather_warnings = _jax.Cache[tuple[Any, ...], None](512)
 """Callees and types of operands or results for which a `GatherWarning` was given."""
 
+_ADVICE = (
+    "print kernel.sharding_rule(...) to see what may be divided, and why the rest may not; devices must divide a dim "
+    "evenly"
+)
+
 
 def divide(callee: Callee, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
     """The division of a call by its operands' shardings; None if the call has no sharding rule.
@@ -99,11 +104,11 @@ def _warn_once(callee: Callee, number: int, operand: Any, division: str, needed:
     if shape in gather_warnings:
         return
     gather_warnings[shape] = None
+    advice = callee.divisible.instead_of_gathers if callee.divisible is not None else ""
     message = (
         f"each device gathers operand {number} of {callee.name}, {operand.size * operand.dtype.itemsize} bytes, "
         f"which is divided {division}, and is needed {needed}.\n"
-        f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not; devices must "
-        f"divide a dim evenly"
+        f"  fix: {advice or _ADVICE}"
     )
     loc = source.current()
     warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)

@@ -56,11 +56,13 @@ class Divisible(NamedTuple):
       part: returns the callee on parts of the operands, by the number of equal parts that devices have of each factor
         of the rule; or, as a str, the reason why it is not proved to compute parts.
       elements: proofs about single elements; None for a callee that is no call of a declared kernel.
+      instead_of_gathers: as in the `Rules` of the kernel.
     """
 
     rule: Callable[[], ShardingRule | None]
     part: Callable[[Mapping[str, int]], Callee | str]
     elements: Elements | None = None
+    instead_of_gathers: str = ""
 
 
 @record(eq=False, kw_only=True, repr=False)

@@ -63,7 +63,12 @@ def instance(body: Body) -> Instance:
         asked=body.call.asked,
         target=body.call.target,
         outputs=outputs,
-        divisible=Divisible(rule, part, Elements(partial(part, of_elements=True), whole)),
+        divisible=Divisible(
+            rule,
+            part,
+            Elements(partial(part, of_elements=True), whole),
+            body.call.definition.rules.instead_of_gathers,
+        ),
         types_of_operands=body.types,
         version=body.version,
         launch=body.launch,
