@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import depth, even, power_of_two, soonest_parts, tiled
 from tilekern.kernels.ragged_dot.scaled import whole_bytes
 from tilekern.kernels.sample.arguments import Penalties
 from tilekern.kernels.sample.fixed_point import LOWEST, from_ordered, gumbel, ordered
@@ -100,9 +100,37 @@ def best_of_parts(
     best[p, i], tokens[p, i], second[p, i] = tk.fold(columns, step, (least, tk.zeros(i, jnp.int32), least))
 
 
+def _three_of_rows(operands: Operands, *unused: Any, **options: Any) -> tuple[Any, Any, Any]:
+    of_rows = jax.ShapeDtypeStruct(operands.hidden.shape[:1], jnp.int32)
+    return of_rows, of_rows, of_rows
+
+
+@tk.op(out_type=_three_of_rows)
+def best_tokens(
+    operands: Operands,
+    keys: jax.Array,
+    scale: jax.Array,
+    penalties: Penalties | None,
+    *,
+    form: Form,
+    block_v: int | None = None,
+    block_d: int | None = None,
+    parts: tk.Block = 1,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """int32[B] each: the largest score of each row without filters, its token, and the second largest score."""
+    blocks = {"block_v": block_v, "block_d": block_d}
+    of_parts = best_of_parts(operands, keys, scale, penalties, form=form, parts=parts, **blocks)
+    top, token, below = best_of(*of_parts)
+    return top, token if operands.first is None else token + operands.first, below
+
+
 def merged(best: jax.Array, tokens: jax.Array, second: jax.Array, scale: jax.Array) -> jax.Array:
     """int32[B]: the token of the best part, of equal parts of the first; -1 where `is_certain` is False."""
-    top, token, below = best_of(best, tokens, second)
+    return certain_token(*best_of(best, tokens, second), scale)
+
+
+def certain_token(top: jax.Array, token: jax.Array, below: jax.Array, scale: jax.Array) -> jax.Array:
+    """int32[B]: the token of the largest score `top`, -1 where `is_certain` is False."""
     return jnp.where(is_certain(top, below, scale), token, -1)
 
 
@@ -127,6 +155,19 @@ def is_certain(top: jax.Array, below: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@best_tokens.schedule("cpu")
+def _parts_cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
+    """Parts for few rows, so that several cores read the weight."""
+    return {"parts": max(1, min(8, form.words(operands.weight) // 1024)) if operands.hidden.shape[0] <= 64 else 1}
+
+
+@best_tokens.schedule("cuda")
+def _parts_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
+    """As many parts as let all programs end soonest: a single row keeps all multiprocessors busy."""
+    programs, tiles = tk.cdiv(operands.hidden.shape[0], 64), tk.cdiv(form.words(operands.weight), 128)
+    return {"parts": soonest_parts(programs, tiles, device.cores)}
 
 
 @best_of_parts.schedule("cpu")

@@ -8,36 +8,25 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, soonest_parts, tiled
+from tilekern.authoring import by_rows
+from tilekern.kernels.blocks import depth, even, power_of_two
 from tilekern.kernels.ragged_dot.scaled import whole_bytes
 from tilekern.kernels.sample.arguments import Penalties, Rates
-from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
-from tilekern.kernels.sample.kernel import drawable_tokens, drawn_token, rates_of
-from tilekern.kernels.sample.part_candidates import LANES, candidates_of_parts, of_each_row, tokens_of_candidates
+from tilekern.kernels.sample.divided import penalized_products
+from tilekern.kernels.sample.kernel import drawable_tokens, drawn_token, rates_of, sampled_tokens
+from tilekern.kernels.sample.part_candidates import (
+    candidates_of_parts,
+    of_each_row,
+    parts_of_filters_cuda,
+    tokens_of_candidates,
+)
 from tilekern.kernels.sample.product import Form, Operands, Product
+from tilekern.kernels.sample.rounds import FEW_ROWS, LOGITS, Draw, drawn_in_rounds
 from tilekern.kernels.sample.row import Row
 
 
 def _tokens(operands: Operands, *unused: Any, **options: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(operands.hidden.shape[:1], jnp.int32)
-
-
-@tk.op(out_type=_tokens)
-def certain_tokens(
-    operands: Operands,
-    keys: jax.Array,
-    scale: jax.Array,
-    penalties: Penalties | None,
-    *,
-    form: Form,
-    block_v: int | None = None,
-    block_d: int | None = None,
-    parts: tk.Block = 1,
-) -> jax.Array:
-    """int32[B]: the token of each row without filters, -1 where one pass over the weight cannot tell which it is."""
-    blocks = {"block_v": block_v, "block_d": block_d}
-    best, tokens, second = best_of_parts(operands, keys, scale, penalties, form=form, parts=parts, **blocks)
-    return merged(best, tokens, second, scale)
 
 
 @tk.op(out_type=_tokens)
@@ -57,24 +46,7 @@ def certain_tokens_of_filters(
     return tokens_of_candidates(logits, numbers, dropped, keys, rates)
 
 
-@certain_tokens.schedule("cpu")
-def parts_of_cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
-    """Parts for few rows, so that several cores read the weight."""
-    return {"parts": max(1, min(8, form.words(operands.weight) // 1024)) if operands.hidden.shape[0] <= 64 else 1}
-
-
-@certain_tokens.schedule("cuda")
-def parts_of_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
-    """As many parts as let all programs end soonest: a single row keeps all multiprocessors busy."""
-    programs, tiles = tk.cdiv(operands.hidden.shape[0], 64), tk.cdiv(form.words(operands.weight), 128)
-    return {"parts": soonest_parts(programs, tiles, device.cores)}
-
-
-@certain_tokens_of_filters.schedule("cuda")
-def parts_of_filters_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
-    """As many parts as let all programs end soonest, and at least 8, whose candidates suffice for most rows."""
-    programs, tiles = tk.cdiv(operands.hidden.shape[0], 32), tk.cdiv(form.words(operands.weight), LANES)
-    return {"parts": max(8, soonest_parts(programs, tiles, device.cores))}
+certain_tokens_of_filters.schedule("cuda")(parts_of_filters_cuda)
 
 
 @tk.kernel(out_type=_tokens)
@@ -104,6 +76,53 @@ def completed_tokens(
     out[r] = jnp.where(token < 0, drawn_token(row, drawable, keys[r]), token)
 
 
+@tk.op(out_type=_tokens)
+def remaining_tokens(
+    operands: Operands,
+    keys: jax.Array,
+    rates: Rates,
+    penalties: Penalties | None,
+    tokens: jax.Array,
+    *,
+    form: Form,
+    block_v: int | None = None,
+    block_d: int | None = None,
+    logits_in_memory: tk.Choice[bool] = False,
+) -> jax.Array:
+    """tokens int32[B] -> int32[B]: `completed_tokens`; or in rounds, each of which has the logits of a few rows."""
+    options: dict[str, Any] = {"form": form, "block_v": block_v, "block_d": block_d}
+    if not logits_in_memory:
+        return completed_tokens(operands, keys, rates, penalties, tokens, **options)
+
+    def of_rows(
+        hidden: jax.Array, keys: jax.Array, rates: Rates, penalties: Any, tokens: jax.Array, shared: Operands
+    ) -> jax.Array:
+        draw, rows = Draw(shared._replace(hidden=hidden), keys, rates, penalties), tokens.shape[0]
+        most = LOGITS // form.words(shared.weight)
+        by_candidates = rates.top_p is None or rates.top_k is not None or rates.min_p is not None
+        most = min(most, FEW_ROWS) if by_candidates else most
+        # The number of rows may be a symbol: then a round has the most rows.
+        size = max(1, min(most, rows) if isinstance(rows, int) else most)
+
+        def draw_at(places: jax.Array) -> jax.Array:
+            of_round = draw.at(places)
+            logits = penalized_products(of_round.operands, of_round.penalties, **options)
+            return sampled_tokens(logits, of_round.keys, of_round.rates, None, block_v=block_v)
+
+        return drawn_in_rounds(tokens, size, draw_at)
+
+    return by_rows(of_rows, (operands.hidden, keys, rates, penalties, tokens), (operands._replace(hidden=None),))
+
+
+@remaining_tokens.schedule("tpu")
+def _rounds_tpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, bool]:
+    """Rounds: the search for the least key is a loop around the tiles, and no weight is read in it.
+
+    The plan of a TPU has no pipeline inside of another loop, so `completed_tokens` would have the weight in its memory.
+    """
+    return {"logits_in_memory": True}
+
+
 @completed_tokens.schedule("cpu")
 def _cpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     """A tile of the weight in the second-level cache."""
@@ -117,10 +136,3 @@ def _cuda(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
     block_v = power_of_two(form.words(operands.weight), 256)
     block_d = depth(operands.hidden.shape[1], operands.hidden.dtype.itemsize)
     return {"block_v": block_v, "block_d": block_d, "num_warps": 8}
-
-
-@completed_tokens.schedule("tpu")
-def _tpu(operands: Operands, *arguments: Any, form: Form) -> dict[str, int]:
-    """A tile of the weight of at most 4 MiB."""
-    block_v = tiled(form.words(operands.weight), 1024, 128)
-    return whole_bytes({"block_v": block_v, "block_d": tiled(operands.hidden.shape[1], 1024, 128)}, operands.weight)

@@ -14,43 +14,14 @@ from jax import lax
 
 import tilekern as tk
 from tilekern.kernels.sample.arguments import Penalties
-from tilekern.kernels.sample.best_of_parts import best_of, best_of_parts, cpu_blocks, cuda_blocks, tpu_blocks
-from tilekern.kernels.sample.completed import parts_of_cpu, parts_of_cuda, parts_of_filters_cuda
+from tilekern.kernels.sample.best_of_parts import cpu_blocks, cuda_blocks, tpu_blocks
 from tilekern.kernels.sample.fixed_point import ordered
-from tilekern.kernels.sample.part_candidates import candidates_of_parts, of_each_row
+from tilekern.kernels.sample.part_candidates import candidates_of_parts, of_each_row, parts_of_filters_cuda
 from tilekern.kernels.sample.product import Form, Operands, Product
 from tilekern.kernels.sample.row import penalized_logits
 
 CANDIDATES = 256
 """Candidates of a device, at most as many as one part has: few models are sampled with a larger `top_k`."""
-
-
-def _three_of_rows(operands: Operands, *unused: Any, **options: Any) -> tuple[Any, Any, Any]:
-    of_rows = jax.ShapeDtypeStruct(operands.hidden.shape[:1], jnp.int32)
-    return of_rows, of_rows, of_rows
-
-
-@tk.op(out_type=_three_of_rows)
-def best_tokens(
-    operands: Operands,
-    keys: jax.Array,
-    scale: jax.Array,
-    penalties: Penalties | None,
-    *,
-    form: Form,
-    block_v: int | None = None,
-    block_d: int | None = None,
-    parts: tk.Block = 1,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """int32[B] each: the largest score of each row without filters, its token, and the second largest score."""
-    blocks = {"block_v": block_v, "block_d": block_d}
-    best, tokens, second = best_of_parts(operands, keys, scale, penalties, form=form, parts=parts, **blocks)
-    top, token, below = best_of(best, tokens, second)
-    return top, token + operands.first, below
-
-
-best_tokens.schedule("cpu")(parts_of_cpu)
-best_tokens.schedule("cuda")(parts_of_cuda)
 
 
 def _candidates(operands: Operands, *unused: Any, **options: Any) -> tuple[Any, Any, Any]:

@@ -8,15 +8,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames, takes_python_numbers
+from tilekern.authoring import advise_instead_of_gathers, hide_frames, takes_python_numbers
 from tilekern.kernels.checks import as_rows, softcap_of_scores
 from tilekern.kernels.quantized_array import QuantizedArray
 from tilekern.kernels.sample import checks
-from tilekern.kernels.sample.completed import certain_tokens, certain_tokens_of_filters, completed_tokens
+from tilekern.kernels.sample.best_of_parts import best_of_parts, best_tokens, certain_token
+from tilekern.kernels.sample.completed import certain_tokens_of_filters, completed_tokens, remaining_tokens
 from tilekern.kernels.sample.operands import operands_of
+from tilekern.kernels.sample.part_candidates import candidates_of_parts
 from tilekern.kernels.sample.product import Form
 
 hide_frames(__file__)
+
+for _kernel in (best_of_parts, candidates_of_parts, completed_tokens):
+    advise_instead_of_gathers(
+        _kernel,
+        "for a weight that devices divide by vocabulary call tilekern.distributed.vocab_parallel_sample_hidden in "
+        "jax.shard_map: it draws the same tokens, and the weight stays where it is",
+    )
 
 
 @takes_python_numbers
@@ -50,8 +59,11 @@ def sample_hidden(
     least 2048 logits of each row. `top_p` without these two, and all rows that are left, have a program for each row,
     which reads the weight twice as a rule, and up to 34 times if the candidates do not suffice.
 
-    On TPUs the filters take only a weight that fits the vector memory, for the program of a row searches it in a loop
-    inside of a loop; a larger one is a `tilekern.errors.ResourceError`, and `sample(hidden @ weight)` the way out.
+    On TPUs the rows that are left are drawn in rounds: the logits of up to 16 rows are in memory at a time, for `top_p`
+    alone up to 2^22 logits.
+
+    Devices may divide the rows. Under `jax.jit` they gather a weight that they divide, with a
+    `tilekern.errors.GatherWarning`; `tilekern.distributed.vocab_parallel_sample_hidden` leaves it where it is.
 
     Args:
       hidden: [*B, D], float32, bfloat16, float16 or float64.
@@ -104,7 +116,8 @@ def sample_hidden(
     if rates.top_k is not None or rates.min_p is not None:
         tokens = certain_tokens_of_filters(operands, words, rates, penalties, **options)
     elif rates.top_p is None:
-        tokens = certain_tokens(operands, words, rates.scale, penalties, **options, block_v=block_v)
+        best = best_tokens(operands, words, rates.scale, penalties, **options, block_v=block_v)
+        tokens = certain_token(*best, rates.scale)
     else:
         tokens = jnp.full(rows, -1, jnp.int32)
-    return completed_tokens(operands, words, rates, penalties, tokens, **options, block_v=block_v).reshape(batch)
+    return remaining_tokens(operands, words, rates, penalties, tokens, **options, block_v=block_v).reshape(batch)

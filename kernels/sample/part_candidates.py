@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import depth, even, power_of_two, soonest_parts, tiled
 from tilekern.kernels.ragged_dot.scaled import whole_bytes
 from tilekern.kernels.sample.arguments import Penalties, Rates
 from tilekern.kernels.sample.best_of_parts import part_of
@@ -180,3 +180,9 @@ def _of_candidates_cuda(logits: Any, *arguments: Any) -> dict[str, int]:
 def _of_candidates_tpu(logits: Any, *arguments: Any) -> dict[str, int]:
     """Two registers of lanes, as for `sampled_tokens`."""
     return {"block_v": tiled(logits.shape[1], 2048, 1024)}
+
+
+def parts_of_filters_cuda(operands: Operands, *arguments: Any, form: Form, device: tk.Device) -> dict[str, int]:
+    """As many parts as let all programs end soonest, and at least 8, whose candidates suffice for most rows."""
+    programs, tiles = tk.cdiv(operands.hidden.shape[0], 32), tk.cdiv(form.words(operands.weight), LANES)
+    return {"parts": max(8, soonest_parts(programs, tiles, device.cores))}

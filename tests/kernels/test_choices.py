@@ -27,6 +27,9 @@ from tilekern.kernels.mla_attention.op import mla_selected_op
 from tilekern.kernels.paged_attention.arguments import Settings, Tables
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
+from tilekern.kernels.sample.arguments import Rates
+from tilekern.kernels.sample.completed import remaining_tokens
+from tilekern.kernels.sample.product import Form, Operands
 
 RANDOM = np.random.default_rng(0)
 
@@ -67,6 +70,14 @@ def selected(**choices: Any) -> Any:
     )
 
 
+def remaining(**choices: Any) -> Any:
+    """Tokens of 5 rows, of which one has its token."""
+    keys = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
+    rates = Rates(jnp.full(5, 2.0**20, jnp.float32), top_p=jnp.full(5, 50000, jnp.uint32))
+    tokens = jnp.asarray([-1, -1, 7, -1, -1])
+    return remaining_tokens(Operands(f(5, 8), f(8, 40)), keys, rates, None, tokens, form=Form(), **choices)
+
+
 CALLS: Mapping[Any, Any] = {
     causal_conv1d_backward_kernel: partial(
         causal_conv1d_backward_kernel, *CONVOLVED, needs=(True, True, True), activation="silu", block_t=8, block_c=4
@@ -86,6 +97,7 @@ CALLS: Mapping[Any, Any] = {
         block_k=4,
     ),
     mla_selected_op: selected,
+    remaining_tokens: remaining,
     symmetric_matmul_forward: partial(
         symmetric_matmul_forward, f(20, 9), None, scale=1.0, scale_added=0.0, block_m=8, block_k=4
     ),

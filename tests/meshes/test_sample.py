@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from tests.kernels.sample.test_hidden import logits_of, nearly_tied, operands
 from tests.kernels.sample.test_kernel import KEY
 from tilekern.distributed import vocab_parallel_sample_hidden
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, GatherWarning
 from tilekern.kernels import QuantizedArray
 from tilekern.kernels.sample import sample, sample_hidden
 
@@ -209,6 +209,24 @@ def test_what_devices_exchange_for_top_p_alone() -> None:
     """The logits and the tokens of each row. XLA knows that there is one round, and needs no loop."""
     _, by_name = exchanges(top_p=0.9)
     assert sorted(kind for of_body in by_name.values() for _, kind in of_body) == ["all-reduce", "all-to-all"]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("rates", [{}, {"top_k": 4}, {"top_p": 0.7}], ids=str)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_one_call_of_all_devices_gathers_the_weight(kind: AxisType, rates: dict[str, Any]) -> None:
+    """`sample_hidden` under `jax.jit` is right, moves the weight, and names the function that does not."""
+    words = 416 + 8 * (len(rates) + 2 * ("top_k" in rates)) + 40 * (kind is AxisType.Auto)  # types that no test has had
+    hidden, weight = operands(ROWS, WIDTH, words)
+    mesh = jax.make_mesh((4,), ("model",), (kind,), devices=jax.devices()[:4])
+    placed = jax.device_put(hidden, NamedSharding(mesh, P())), jax.device_put(weight, NamedSharding(mesh, WEIGHT))
+    with jax.set_mesh(mesh), pytest.warns(GatherWarning, match=r"distributed\.vocab_parallel_sample_hidden") as caught:
+        compiled = jax.jit(partial(sample_hidden, **rates)).lower(*placed, KEY).compile()
+    assert kind is AxisType.Explicit or all(warning.filename == __file__ for warning in caught)
+    assert re.search(rf"= f32\[{WIDTH},{words}\]\S* all-gather\(", compiled.as_text())
+    np.testing.assert_array_equal(compiled(*placed, KEY), sample_hidden(hidden, weight, KEY, **rates))
+    _, exchanged = exchanges(**rates)
+    assert not [of_body for of_body in exchanged.values() if any(what == "all-gather" for _, what in of_body)]
 
 
 @pytest.mark.one_backend

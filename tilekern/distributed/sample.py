@@ -20,21 +20,17 @@ from tilekern.distributed.axes import axis_size
 from tilekern.kernels.checks import as_rows, refusal, softcap_of_scores
 from tilekern.kernels.quantized_array import QuantizedArray
 from tilekern.kernels.sample import checks
-from tilekern.kernels.sample.arguments import Penalties, Rates
-from tilekern.kernels.sample.best_of_parts import merged
-from tilekern.kernels.sample.divided import best_tokens, largest_tokens, penalized_products
+from tilekern.kernels.sample.best_of_parts import best_tokens, merged
+from tilekern.kernels.sample.divided import largest_tokens, penalized_products
 from tilekern.kernels.sample.kernel import sampled_tokens
 from tilekern.kernels.sample.operands import operands_of
 from tilekern.kernels.sample.part_candidates import tokens_of_candidates
-from tilekern.kernels.sample.product import Form, Operands
+from tilekern.kernels.sample.product import Form
+from tilekern.kernels.sample.rounds import FEW_ROWS, LOGITS, Draw, drawn_in_rounds
 
 hide_frames(__file__)
 
 _NAME = "vocab_parallel_sample_hidden"
-_LOGITS = 4 << 20
-"""Logits of whole rows that a device has in memory at a time, unless one row has more."""
-_FEW_ROWS = 16
-"""Rows of a round where most rows have their token: a product of so many takes the time of reading the weight."""
 
 
 class _Devices(NamedTuple):
@@ -54,31 +50,6 @@ class _Devices(NamedTuple):
         """[n, ...]: x of each device, by a sum, whose type does not vary over the axis."""
         blocks = jnp.zeros((self.size, *x.shape), x.dtype).at[lax.axis_index(self.axis)].set(x)
         return cast(jax.Array, lax.psum(blocks, self.axis))
-
-
-class _Draw(NamedTuple):
-    """What draws are made of, on one device: arrays with a number or a row for each row of the logits.
-
-    Attributes:
-      operands: of the logits of the device's tokens.
-      keys: uint32[B, 2].
-      rates: of the rows.
-      penalties: of the device's tokens, or None.
-    """
-
-    operands: Operands
-    keys: jax.Array
-    rates: Rates
-    penalties: Penalties | None
-
-    def at(self, places: jax.Array) -> _Draw:
-        """The draws of some rows; of the last row for places past it."""
-
-        def rows_of(array: jax.Array) -> jax.Array:
-            return array.at[places].get(mode="clip")
-
-        operands = self.operands._replace(hidden=rows_of(self.operands.hidden))
-        return _Draw(operands, *jax.tree.map(rows_of, (self.keys, self.rates, self.penalties)))
 
 
 @takes_python_numbers
@@ -166,12 +137,12 @@ def vocab_parallel_sample_hidden(
     operands = operands._replace(first=first)
     if devices.vocabulary < size * words:
         operands = operands._replace(stop=devices.vocabulary - first)
-    draw = _Draw(operands, keys, rates, penalties)
+    draw = Draw(operands, keys, rates, penalties)
     options: dict[str, Any] = {"form": form, "target": target, "block_d": block_d}
     if rates.top_k is not None or rates.min_p is not None:
-        tokens, share = _by_candidates(devices, draw, options), -(-_FEW_ROWS // size)
+        tokens, share = _by_candidates(devices, draw, options), -(-FEW_ROWS // size)
     elif rates.top_p is None:
-        tokens, share = _by_scores(devices, draw, options | {"block_v": block_v}), -(-_FEW_ROWS // size)
+        tokens, share = _by_scores(devices, draw, options | {"block_v": block_v}), -(-FEW_ROWS // size)
     else:
         tokens, share = _no_tokens(devices, draw), math.prod(batch)
     return _by_logits(devices, draw, tokens, share, options | {"block_v": block_v}).reshape(batch)
@@ -191,20 +162,20 @@ def _vocabulary(vocabulary: int | None, padded: int) -> int:
     raise refusal(_NAME, "vocabulary", f"an int from 1 to {padded}, the tokens of all devices", vocabulary, fix)
 
 
-def _no_tokens(devices: _Devices, draw: _Draw) -> jax.Array:
+def _no_tokens(devices: _Devices, draw: Draw) -> jax.Array:
     """int32[B] of -1, of the type of tokens: it varies over the axes over which operands do, but not over this one."""
     tokens = jnp.full(draw.keys.shape[0], -1, jnp.int32)
     return varying_like(tokens, [jax.typeof(x) for x in jax.tree.leaves(draw)], without=[devices.axis])
 
 
-def _by_scores(devices: _Devices, draw: _Draw, options: dict[str, Any]) -> jax.Array:
+def _by_scores(devices: _Devices, draw: Draw, options: dict[str, Any]) -> jax.Array:
     """int32[B]: the token of each row without filters, -1 where two scores are too close."""
     own = jnp.stack(best_tokens(draw.operands, draw.keys, draw.rates.scale, draw.penalties, **options))
     best, tokens, second = jnp.moveaxis(devices.of_all(own), 1, 0)
     return merged(best, tokens, second, draw.rates.scale)
 
 
-def _by_candidates(devices: _Devices, draw: _Draw, options: dict[str, Any]) -> jax.Array:
+def _by_candidates(devices: _Devices, draw: Draw, options: dict[str, Any]) -> jax.Array:
     """int32[B]: the token of each row with `top_k` or `min_p`, -1 where candidates do not tell."""
     tokens, logits, dropped = largest_tokens(draw.operands, draw.penalties, **options)
     own = jnp.concatenate([tokens, lax.bitcast_convert_type(logits, jnp.int32), dropped[:, None]], axis=1)
@@ -218,33 +189,22 @@ def _by_candidates(devices: _Devices, draw: _Draw, options: dict[str, Any]) -> j
     return jnp.where((logits > -jnp.inf).any(axis=1), drawn, -1)
 
 
-def _by_logits(devices: _Devices, draw: _Draw, tokens: jax.Array, share: int, options: dict[str, Any]) -> jax.Array:
+def _by_logits(devices: _Devices, draw: Draw, tokens: jax.Array, share: int, options: dict[str, Any]) -> jax.Array:
     """int32[B]: the tokens, and a drawn token for each row that has -1, whose logits devices exchange.
 
     A round computes the logits of n `share` rows at most, for n devices. A device then has `share` rows whole, draws
     their tokens, and tells all devices. There is no round if all rows have tokens.
     """
     axis, size, vocabulary = devices
-    rows = tokens.shape[0]
-    share = max(1, min(share, -(-rows // size), _LOGITS // vocabulary))
-    number = jnp.arange(size * share, dtype=jnp.int32)
-    # Rows without a token come first. Places behind the last row are no row.
-    order = jnp.pad(jnp.argsort(tokens >= 0).astype(jnp.int32), (0, number.size), constant_values=rows)
-    undecided = (tokens < 0).sum(dtype=jnp.int32)
+    share = max(1, min(share, -(-tokens.shape[0] // size), LOGITS // vocabulary))
     of_sample = {name: options[name] for name in ("target", "block_v")}
 
-    def round_of(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        begin, drawn = carry
-        places = lax.dynamic_slice(order, (begin,), (number.size,))
-        places = jnp.where(begin + number < undecided, places, rows)
+    def draw_at(places: jax.Array) -> jax.Array:
         of_round = draw.at(places)
         logits = penalized_products(of_round.operands, of_round.penalties, **options)
-        own = of_round.at(lax.axis_index(axis) * share + number[:share])
+        own = of_round.at(lax.axis_index(axis) * share + jnp.arange(share, dtype=jnp.int32))
         whole = lax.all_to_all(logits, axis, 0, 1, tiled=True)[:, :vocabulary]
         of_rows = sampled_tokens(whole, own.keys, own.rates, None, **of_sample)
-        return begin + number.size, drawn.at[places].set(devices.of_all(of_rows).reshape(-1), mode="drop")
+        return devices.of_all(of_rows).reshape(-1)
 
-    def goes_on(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return carry[0] < undecided
-
-    return lax.while_loop(goes_on, round_of, (jnp.zeros_like(undecided), tokens))[1]
+    return drawn_in_rounds(tokens, size * share, draw_at)

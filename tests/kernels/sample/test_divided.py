@@ -13,9 +13,9 @@ from tests.kernels.sample.test_hidden import SCALE, logits_of, operands
 from tests.kernels.sample.test_kernel import KEY, words_of
 from tilekern.kernels.sample import sample
 from tilekern.kernels.sample.arguments import Penalties
-from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
+from tilekern.kernels.sample.best_of_parts import best_of_parts, best_tokens, merged
 from tilekern.kernels.sample.checks import rates_of_rows
-from tilekern.kernels.sample.divided import CANDIDATES, best_tokens, largest_tokens, penalized_products
+from tilekern.kernels.sample.divided import CANDIDATES, largest_tokens, penalized_products
 from tilekern.kernels.sample.part_candidates import tokens_of_candidates
 from tilekern.kernels.sample.product import Form, Operands
 

@@ -16,9 +16,9 @@ from tests.kernels.sample.test_kernel import KEY, chi_squared, words_of
 from tilekern.errors import ArgumentError
 from tilekern.kernels import QuantizedArray
 from tilekern.kernels.sample import hidden_reference, sample, sample_hidden
-from tilekern.kernels.sample.best_of_parts import best_of_parts, merged
+from tilekern.kernels.sample.best_of_parts import best_of_parts, best_tokens, certain_token, merged
 from tilekern.kernels.sample.checks import rates_of_rows
-from tilekern.kernels.sample.completed import certain_tokens, certain_tokens_of_filters, completed_tokens
+from tilekern.kernels.sample.completed import certain_tokens_of_filters, completed_tokens
 from tilekern.kernels.sample.fixed_point import gumbel
 from tilekern.kernels.sample.part_candidates import candidates_of_parts
 from tilekern.kernels.sample.product import Form, Operands
@@ -102,7 +102,7 @@ def test_softcap() -> None:
 
 
 def test_infinities_nan_and_an_empty_sum() -> None:
-    """Rows that one pass cannot decide: `certain_tokens` says so, and the tokens are those of `sample`."""
+    """Rows that one pass cannot decide: `is_certain` says so, and the tokens are those of `sample`."""
     inf, nan = np.inf, np.nan
     x = np.float32([[-inf, 1, nan, 0], [-inf] * 4, [0, inf, 1, inf], [nan, nan, nan, 2], [1e38, 3e38, -3e38, 0]])
     hidden = np.ones((1, 1), np.float32)
@@ -133,7 +133,7 @@ def test_scores_that_nearly_tie() -> None:
     x = nearly_tied(rows, 8)
     expected = np.asarray(sample(x, KEY))
     arrays = Operands(np.eye(rows, dtype=np.float32), x), words_of(rows), np.full(rows, SCALE), None
-    found = np.asarray(certain_tokens(*arrays, form=Form()))
+    found = np.asarray(certain_token(*best_tokens(*arrays, form=Form()), arrays[2]))
     certain = found >= 0
     np.testing.assert_array_equal(found[certain], expected[certain])
     assert 0.2 < certain.mean() < 0.95  # both kinds occur
