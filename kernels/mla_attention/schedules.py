@@ -101,14 +101,13 @@ def _parts_of_keys(query: Latents, cache: Latents, tables: Any, scales: Any, dev
 def _of_kernel(query: Latents, cache: Latents, device: tk.Device) -> dict[str, int]:
     """On GPUs, parts of 256 columns: tensor copies take no more, and a product of queries reads shared memory.
 
-    On TPUs a tile has 16 pages at most, each of which is a load of its own: no load reads places of a vector.
+    On TPUs a tile has 16 pages at most, each of which is a load of its own: no load reads places of a vector. CPUs
+    gather the rows of a tile by one load, and multiply 256 keys at a time also where pages are single keys.
     """
     heads, page = query.latent.shape[-2], cache.latent.shape[1]
     if device.platform in ("cpu", "tpu"):
-        blocks = {
-            "block_n": min(heads, _rows(query, cache, device)),
-            "block_k": keys_of_tile(page, min(256, 16 * page)),
-        }
+        most = 256 if device.platform == "cpu" else min(256, 16 * page)
+        blocks = {"block_n": min(heads, _rows(query, cache, device)), "block_k": keys_of_tile(page, most)}
         return blocks | ({"block_p": 1} if device.platform == "tpu" else {})
     rows, keys = _rows_and_keys(query, cache, device)
     blocks = {"block_n": power_of_two(heads, rows), "block_k": keys_of_tile(page, keys), "block_c": 256}
