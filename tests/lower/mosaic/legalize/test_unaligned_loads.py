@@ -163,3 +163,14 @@ def test_overlapping_loads_are_parts_of_the_same_tiles() -> None:
 def test_what_is_at_multiples_stays() -> None:
     func = sums((60, 300), ["16*%i +: 16, 128*%j +: 128", "16*%i + 16 +: 16, 128*%j +: 128"])
     assert align_loads(func) is func
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("place", ["%n + 3*%i", "3*(%n // 2)"])
+def test_a_position_that_may_leave_int32_stays(place: str) -> None:
+    """No int32 holds a sum, or a multiple of a digit, of any two int32."""
+    func = sums((60, 300), [f"16*%i +: 16, {place} +: 128"])
+    aligned = align_loads(func)
+    assert odd_loads(aligned)
+    x, y = np.arange(60 * 300, dtype=np.int32).reshape(60, 300), np.array([-30, 5, 71], np.int32)
+    assert_same(interpret(aligned, x, y)[0], interpret(func, x, y)[0])

@@ -57,6 +57,20 @@ def test_rows_of_a_register_are_done_one_after_the_other(width: int, kept: int) 
     assert spilled_bytes(func.body, V5E, {}, {}) == kept * (2048 * width * 4 - HELD)
 
 
+@pytest.mark.parametrize("rows", [512, 2048])
+def test_a_reduction_of_reduced_rows_waits_as_a_column_of_registers(rows: int) -> None:
+    func = parse(f"""func @f(%x: ref<f32[{rows}, 128], in>, %o: ref<f32[{rows}, 128], out>) {{
+  %0 = load %x[0 +: {rows}!, 0 +: 128!] : f32[{rows}, 128]
+  %1 = reduce(%0) {{monoid="max", dims=[1]}} : f32[{rows}]
+  %2 = broadcast(%1) {{dims=[0]}} : f32[{rows}, 128]
+  %3 = reduce(%2) {{monoid="sum", dims=[1]}} : f32[{rows}]
+  %4 = broadcast(%3) {{dims=[0]}} : f32[{rows}, 128]
+  store %4 to %o[0 +: {rows}!, 0 +: 128!]
+}}
+""")
+    assert spilled_bytes(func.body, V5E, {}, {}) == rows * 128 * 4 - HELD
+
+
 @pytest.mark.parametrize(("width", "kept"), [(2048, 0), (4096, 1)])
 def test_most_of_long_rows_is_not_loaded_again_behind_a_reduction(width: int, kept: int) -> None:
     func = parse(f"""func @f(%x: ref<f32[64, {width}], in>, %o: ref<f32[64, {width}], out>) {{
