@@ -143,6 +143,19 @@ def test_many_updates_of_few_floats_have_partial_sums() -> None:
     assert (partition.runs.count, partition.slices) == (16, 1) and [s.count for s in partition.partial_sums] == [16]
 
 
+@tk.kernel(out_type=lambda x, y: tk.Sum(jax.ShapeDtypeStruct((x.shape[1], y.shape[1]), x.dtype)))
+def sum_of_products(x: tk.Ref, y: tk.Ref, out: tk.Ref) -> None:
+    n = tk.parallel(x.shape[0], 512)
+    out.at[...].add(x[n].T @ y[n])
+
+
+def test_sums_of_products_pay_by_their_multiplications() -> None:
+    """Not by the elements of operands and results, which are 16 times fewer here."""
+    types = [jax.ShapeDtypeStruct((8192, 256), jnp.float32)] * 2
+    partition = partition_tasks(LlvmLowering(func_of(sum_of_products, *types)).legal)
+    assert [s.count for s in partition.partial_sums] == [16]
+
+
 def test_private_copies_are_for_arrays_that_one_kind_of_update_touches_often() -> None:
     x = np.arange(1000, dtype=np.int32)
     assert not check(func_of(two_ways, x), x).private
