@@ -105,6 +105,14 @@ def test_a_folder_that_others_may_write_to_is_not_used(folder: Path, mode: int) 
     assert [file.name for file in folder.iterdir()] == ["entry"]
 
 
+def test_a_folder_among_the_files_stays(folder: Path) -> None:
+    room = disk_cache.Room("codes", max_bytes=1)
+    room.store("entry", {"ptx": b"1"})
+    (folder / "of_another_program").mkdir()
+    room.store("other", {"ptx": b"1"})
+    assert [path.name for path in folder.iterdir()] == ["of_another_program"]
+
+
 def test_a_system_without_permissions_uses_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ROOM.store("entry", {"ptx": b"1"})
     folder.chmod(0o777)
