@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from tests.ir.funcs import assert_same, nearest
+from tests.ir.funcs import Source, assert_same, nearest
 from tests.lower.triton.legalize.meaning import several
-from tilekern.ir.compute import Constant, Convert
+from tilekern.ir.compute import Convert
+from tilekern.ir.core import Value
 from tilekern.ir.interpret import interpret
 from tilekern.ir.make import Make
-from tilekern.ir.types import DTYPES, F64, kind_of
+from tilekern.ir.types import DTYPES, F32, F64, DType, kind_of
 from tilekern.lower.rewrite.rounding import to_float32
+
+
+def rounded_twice(dtype: DType, b: Source, x: Value) -> list[Value]:
+    single = to_float32(Make(b), x)
+    assert single.tile.dtype == F32
+    return [b.op(Convert, single, dtype=dtype)]
 
 
 @pytest.mark.sweep(1)
@@ -19,8 +28,7 @@ from tilekern.lower.rewrite.rounding import to_float32
 @pytest.mark.parametrize("source", ["i32", "u32", "i64", "u64", "f64"])
 def test_numbers_beside_midpoints_round_to_the_nearer_float(source: str, narrow: str) -> None:
     x = beside_midpoints(source, narrow)
-    origin = Constant(array=np.zeros(()), shape=())
-    func, arrays = several(lambda b, v: [b.op(Convert, to_float32(Make(b, origin), v), dtype=DTYPES[narrow])], x)
+    func, arrays = several(partial(rounded_twice, DTYPES[narrow]), x)
     with np.errstate(all="ignore"):
         (found,) = interpret(func, *arrays)
     assert_same(found[: len(x)], nearest(x.astype(F64), DTYPES[narrow]))
