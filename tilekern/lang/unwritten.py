@@ -27,11 +27,11 @@ def check_loads(func: Func) -> None:
     """Raise `OutputError` for a load of a plain output that no store can precede."""
     outputs = {p for p in func.outputs if p.ref.role == "out"}
     if any(isinstance(op, Load) and op.ref in outputs for op in func.walk()):
-        loads = {op for op in _live(func) if isinstance(op, Load) and op.ref in outputs}
+        loads = {op for op in live_ops(func) if isinstance(op, Load) and op.ref in outputs}
         _Check(loads, analyze(func)).block(func.body, _Before(_NONE, _NONE, _NONE))
 
 
-def _live(func: Func) -> set[Op]:
+def live_ops(func: Func) -> set[Op]:
     """Ops with an effect, and ops whose results are used. A load for its shape only is dead."""
     ops = [*func.walk()]
     used = {v for op in ops for region in op.regions for v in region.results}
