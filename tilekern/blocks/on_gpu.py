@@ -7,6 +7,7 @@ Only ratios matter, so all GPUs have the clock and the rates of a multiprocessor
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -58,7 +59,7 @@ def seconds(device: Device, tiling: Tiling) -> Number:
     products = sum(_product(device, p, threads) for p in tiling.products)
     lanes = sum(map(_lanes, tiling.ops)) + sum(map(_addresses, tiling.accesses)) + _ITERATION * tiling.iterations
     computed = (lanes + products + spilled) / programs
-    moved = sum(map(_moved, tiling.accesses)) / programs
+    moved = sum(map(_requested, tiling.accesses)) / programs
     latency = (
         _START
         + _WAIT * (1 + tiling.iterations / programs)
@@ -77,10 +78,15 @@ def seconds(device: Device, tiling: Tiling) -> Number:
 
 
 def _has_barriers(tiling: Tiling, threads: Number) -> Number:
-    """True for programs with matrix products, and for those whose warps combine lanes with each other."""
+    """True for programs in which all warps wait for loads together.
+
+    These are programs whose warps combine lanes with each other, and products outside of loops: operands of products in
+    loops are loaded one iteration ahead.
+    """
+    if tiling.products:
+        return tiling.iterations == 0
     itemsize = min((access.itemsize for access in tiling.accesses), default=4)
-    crossing = greatest(_crosses_warps(op, threads, _OF_THREAD // itemsize) * 1 for op in tiling.ops)
-    return crossing + len(tiling.products) > 0
+    return greatest(_crosses_warps(op, threads, _OF_THREAD // itemsize) * 1 for op in tiling.ops) > 0
 
 
 def _crosses_warps(op: TileOp, threads: Number, of_thread: int) -> Number:
@@ -175,9 +181,17 @@ def _ahead(tiling: Tiling) -> Number:
 
 
 def _moved(access: TileAccess) -> Number:
-    """Bytes of the sectors that all programs load or store."""
-    run = np.minimum(access.run, access.tile.size)
-    return access.times * np.ceil(access.tile.size / run) * np.ceil(run * access.itemsize / _SECTOR) * _SECTOR
+    """Bytes of the sectors that all programs load or store. Lanes behind the end of an array move nothing."""
+    dims = zip(access.sizes, access.extents, access.kinds, strict=True)
+    lanes = [np.minimum(n, e) if kind == "block" else n for n, e, kind in dims if kind in ("block", "gather")]
+    size = math.prod(lanes)
+    run = np.minimum(access.run, size)
+    return access.times * np.ceil(size / run) * np.ceil(run * access.itemsize / _SECTOR) * _SECTOR
+
+
+def _requested(access: TileAccess) -> Number:
+    """Bytes for which loads and stores keep a multiprocessor busy: those that move, but at least those of all lanes."""
+    return np.maximum(_moved(access), access.times * access.tile.bytes)
 
 
 def _from_memory(tiling: Tiling) -> Number:
