@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.kernels.sample.test_hidden import logits_of, nearly_tied, operands
 from tests.kernels.sample.test_kernel import KEY
+from tilekern.distributed import sample as by_devices
 from tilekern.distributed import vocab_parallel_sample_hidden
 from tilekern.errors import ArgumentError, GatherWarning
 from tilekern.kernels import QuantizedArray
@@ -197,12 +199,15 @@ def test_what_devices_exchange(rates: dict[str, Any], of_all: str) -> None:
     assert all(name in ("ENTRY", rounds) for name, of_body in by_name.items() if of_body)
 
 
-def test_candidates_that_decide_leave_no_row_to_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each device has all 5 largest logits among its 256, so that none of the rounds runs that exchange logits."""
-    hidden, weight = operands(ROWS, WIDTH, WORDS)
-    monkeypatch.setattr("tilekern.distributed.sample._by_logits", lambda devices, draw, tokens, *_: tokens)
-    tokens = divided(2, check=False, top_k=5)(hidden, weight, KEY)
-    np.testing.assert_array_equal(tokens, sample_hidden(hidden, weight, KEY, top_k=5))
+def test_candidates_decide_each_row_but_those_of_no_possible_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens would be the same if all rows were exchanged, in rounds that are slow."""
+    inf = jnp.inf
+    logits = jnp.array([[1, -inf], [-inf, -inf], [inf, 0]], jnp.float32)
+    candidates = jnp.zeros((3, 2), jnp.int32), logits, jnp.zeros(3, jnp.int32)
+    monkeypatch.setattr(by_devices, "largest_tokens", lambda *_, **__: candidates)
+    monkeypatch.setattr(by_devices, "tokens_of_candidates", lambda *_, **__: jnp.arange(3, dtype=jnp.int32))
+    one, draw = Mock(of_all=lambda x: x[None]), Mock()
+    assert by_devices._by_candidates(one, draw, {"target": None}).tolist() == [0, -1, 2]
 
 
 def test_what_devices_exchange_for_top_p_alone() -> None:
