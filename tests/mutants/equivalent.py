@@ -11,5 +11,4 @@ EQUIVALENT: dict[str, str] = {
     "tilekern/lower/mosaic/plan/step_blocks.py:_Steps.blocks:dtype:3b5e80fa": "zeros, to which int64 places are added",
     "tilekern/lower/triton/ptx/machine.py:Arena.__init__:dtype:f1f857de": "numbers of thread blocks are below 2**31",
     "tilekern/_interception.py:_Codes.changes:drop:ae4d7a14": "without it a loop finds no change; only time differs",
-    "tilekern/distributed/sample.py:_by_logits:dtype:687c3087": "a number of rows, from 0 to below 2^31, beside int32",
 }
