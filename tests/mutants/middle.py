@@ -22,7 +22,7 @@ def _of_pass(name: str) -> tuple[str, ...]:
 MUTANTS = (
     Mutant(
         "interpreter: lanes before the array are touched",
-        "tilekern/ir/interpret_accesses.py",
+        "tilekern/ir/touched.py",
         "inside = (indices >= 0) & (indices < length)",
         "inside = indices < length",
         _INTERPRETER,

@@ -21,9 +21,9 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.index_vectors import valid_lanes
-from tilekern.ir.interpret_accesses import Touched
 from tilekern.ir.interpret_outputs import Output
 from tilekern.ir.memory import Atomic, Load, MemoryOp, WriteOp
+from tilekern.ir.touched import Touched
 from tilekern.ir.types import TileType
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from tilekern import source
 from tilekern.errors import OrderDependenceError, OutputError
 from tilekern.ir.core import Array, Func, Op, Value
-from tilekern.ir.interpret_accesses import Touched
 from tilekern.ir.memory import Load, Store
+from tilekern.ir.touched import Touched
 from tilekern.lang.unwritten import live_ops
 
 _PROGRAMS, _PROGRAMS_THAT_LOAD, _LANES = 512, 64, 1 << 18  # most that are evaluated: milliseconds
