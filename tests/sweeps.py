@@ -10,11 +10,12 @@ The cases of a function are dealt out in turn, in the order of the hashes of the
 alike, are in different samples. Each sample has a case of each function at least. Marks multiply: a test marked
 `sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name in the
 place of those of a function. In the folders of `FOLDERS` tests with cases are sweeps unless they are marked: there
-`sweep(1)` runs all cases, which tests do that take no time.
+`sweep(1)` runs all cases, which tests do that take no time. Tests of wrong calls, by their names, run all cases anywhere.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ SAMPLE = "25"
 _COMPILING = ("autodiff", "bench", "kernel", "kernels", "lang", "lower", "nn", "testing")
 FOLDERS = {"tests/meshes/": 6} | {f"tests/{folder}/": 6 for folder in _COMPILING}
 """Folders of tests that compile, and the parts of their sweeps."""
+
+_REFUSALS = re.compile(r"::test_(wrong_|refused|what_is_refused|\w*that_\w*refuses|\w*that_are_refused)")
 
 
 def choose(config: pytest.Config) -> str:
@@ -54,7 +57,7 @@ def left_out(items: Sequence[pytest.Item], sample: str) -> list[pytest.Item]:
     functions = defaultdict[tuple[str, bool], list[tuple[int, pytest.Item]]](list)
     for item in items:
         markers = list(item.iter_markers("sweep"))
-        parts = prod(marker.args[0] for marker in markers)
+        parts = 1 if _REFUSALS.search(item.nodeid) else prod(marker.args[0] for marker in markers)
         among = [marker.kwargs["among"] for marker in markers if "among" in marker.kwargs]
         # An ordinary run leaves out what is slow; the others have samples of their own.
         slow, function = any(item.iter_markers("slow")), item.nodeid.partition("[")[0]

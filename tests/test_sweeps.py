@@ -49,6 +49,12 @@ def test_as_many_samples_as_parts_are_all_cases(cases: list[Case], parts: int) -
     assert max(map(len, samples)) - min(map(len, samples)) <= 1
 
 
+@pytest.mark.parametrize("function", ["test_wrong_calls", "test_what_is_refused", "test_axes_that_are_refused"])
+def test_wrong_calls_run_all_cases(function: str) -> None:
+    cases = [Case(f"tests/a.py::{function}[{n}]", (6,)) for n in range(20)]
+    assert sweeps.left_out(cast(Any, cases), "25") == []
+
+
 def test_each_sample_has_a_case_of_each_function() -> None:
     """One of few cases, each in turn, of those that run most often."""
     assert all(ran([ALONE], n) == [ALONE.nodeid] for n in range(3))

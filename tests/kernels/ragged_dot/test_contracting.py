@@ -262,3 +262,23 @@ def test_gradients_are_the_same_bits_each_time() -> None:
     first, again = gradient(*arrays), gradient(*arrays)
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "sizes"),
+    [
+        (jnp.ones((6, 2), int), jnp.ones((6, 3)), jnp.array([6])),
+        (jnp.ones((6, 2)), jnp.ones((6, 3), int), jnp.array([6])),
+        (jnp.ones((6, 2), int), jnp.ones((6, 3), int), jnp.array([6])),
+        (jnp.ones((6, 2), "bfloat16"), jnp.ones((6, 3)), jnp.array([6])),
+        (jnp.ones((6, 2)), jnp.ones((6, 3)), jnp.array([6.0])),
+        (jnp.ones((1, 6, 2)), jnp.ones((6, 3)), jnp.array([6])),
+        (jnp.ones((6, 2)), jnp.ones((6, 3)), jnp.array([[6]])),
+        (jnp.ones((6, 2)), jnp.ones((5, 3)), jnp.array([6])),
+    ],
+)
+def test_wrong_arrays(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> None:
+    with pytest.raises(ArgumentError, match="the arrays of ragged_contracting_dot do not fit") as error:
+        ragged_contracting_dot(lhs, rhs, sizes)  # here
+    assert error.value.loc is not None and "# here" in error.value.loc.snippet()

@@ -17,7 +17,7 @@ from tilekern.kernels.sample import reference, sample
 from tilekern.kernels.sample.cases import CASES, Case
 from tilekern.kernels.sample.checks import rates_of_rows
 from tilekern.kernels.sample.fixed_point import gumbel, power
-from tilekern.kernels.sample.kernel import drawable_logits, sampled_tokens
+from tilekern.kernels.sample.kernel import Sums, drawable_logits, sampled_tokens
 from tilekern.testing import in_float64
 
 KEY = np.uint32([3, 4])
@@ -117,6 +117,28 @@ def test_small_cases(case: Case, dtype: str) -> None:
     arrays = small.arrays(jax.random.key(0), dtype)
     expected = in_float64(partial(reference, **small.keywords), *arrays)
     np.testing.assert_array_equal(sample(*arrays, **small.keywords), expected)
+
+
+@pytest.mark.one_backend
+def test_sums_of_weights_are_integers_of_48_bits() -> None:
+    """Sums, shares, and which of two is larger, against integers of Python."""
+    random, bits = np.random.default_rng(0), 16
+    for _ in range(20):
+        weights = random.integers(0, 2**32, (2, 50), dtype=np.uint32)
+        weights[1, :25] = weights[0, :25]
+        part = int(random.integers(0, 2**16))
+        exact = [sum(map(int, row)) for row in weights]
+        exact.append(max(1, exact[0] * part >> bits))
+        zero = Sums(jnp.uint32(0), jnp.uint32(0))
+        sums = [zero.plus(jnp.asarray(row)) for row in weights]
+        sums.append(sums[0].share(jnp.uint32(part)))
+        # Neighbours differ in the lower half alone.
+        for step in (1, 2**16):
+            exact.append(exact[0] + step)
+            sums.append(Sums(jnp.uint32(exact[-1] >> bits), jnp.uint32(exact[-1] & 0xFFFF)))
+        assert [(int(s.upper) << bits) + int(s.lower) for s in sums] == exact
+        for a, x in zip(sums, exact, strict=True):
+            assert [bool(a.reaches(b)) for b in sums] == [x >= y for y in exact]
 
 
 def test_rates_of_rows() -> None:
