@@ -11,4 +11,15 @@ EQUIVALENT: dict[str, str] = {
     "tilekern/lower/mosaic/plan/step_blocks.py:_Steps.blocks:dtype:3b5e80fa": "zeros, to which int64 places are added",
     "tilekern/lower/triton/ptx/machine.py:Arena.__init__:dtype:f1f857de": "numbers of thread blocks are below 2**31",
     "tilekern/_interception.py:_Codes.changes:drop:ae4d7a14": "without it a loop finds no change; only time differs",
+    "tilekern/lower/mosaic/stored_dtypes.py:wide_dtype:dtype:ff754c5c": "int32 has all numbers of 8 and 16 bits, too",
+    "tilekern/lower/llvm/runtime/code_table.py:_add:dtype:6744763f": (
+        "a constant of 32 bits fills a register of 64 bits with zeros, on x86-64 and AArch64"
+    ),
+    "tilekern/testing/programs/memory.py:Memory._write:bound:84e95506": (
+        "random programs are as right; another share of their stores has masks"
+    ),
+    "kernels/ragged_dot/kernel.py:groups_of_rows:dtype:456e4eab": "a number of groups, from 0 on, becomes int32 again",
+    "kernels/flash_attention/masks.py:Segments._within_ranges:mask:2149ed44": (
+        "a loop from key 0 on visits more tiles, of which each pair is masked; only its speed differs"
+    ),
 }
