@@ -134,11 +134,10 @@ def _product_shape(
 
 def _as_matrix(operand: Any, shape: tuple[int, ...], rows: int) -> jax.Array:
     """An operand as [M or 1, N or 1], with the leading dims in M."""
-    padded = (1,) * (len(shape) - operand.ndim) + operand.shape
-    if math.prod(padded[:-1]) == 1:
-        return operand.reshape(1, padded[-1])
-    full = jnp.broadcast_to(operand, (*shape[:-1], padded[-1]))
-    return full.reshape(rows, padded[-1])
+    *leading, columns = operand.shape or (1,)
+    if math.prod(leading) == 1:
+        return operand.reshape(1, columns)
+    return jnp.broadcast_to(operand, (*shape[:-1], columns)).reshape(rows, columns)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
