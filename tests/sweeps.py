@@ -10,7 +10,7 @@ The cases of a function are dealt out in turn, in the order of the hashes of the
 alike, are in different samples. Each sample has a case of each function at least. Marks multiply: a test marked
 `sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name in the
 place of those of a function. In the folders of `FOLDERS` tests with cases are sweeps unless they are marked: there
-`sweep(1)` runs all cases, which tests do that take no time. Tests of wrong calls, by their names, run all cases anywhere.
+`sweep(1)` runs all cases, which tests do that take no time. Tests of wrong calls, by their names, run all cases.
 """
 
 from __future__ import annotations
