@@ -110,7 +110,7 @@ class Case:
         return self.varied(blocks).func(self.target)
 
     def lowered(self, blocks: Sizes) -> Lowering:
-        """The target's program with these blocks and the target's own launch options, not those of the schedule.
+        """The target's program with these blocks. Its launch options are the target's defaults, not the schedule's.
 
         Raises:
           TilekernError: the target refuses the blocks.

@@ -4,9 +4,9 @@
     python -m bench.model_ranks --cases matmul "softmax square" --targets tpu:v5e
     python -m bench.model_ranks --table                                  # the results so far, by today's models
 
-A case is one of the library in bfloat16 without its schedule. Its candidates are the blocks of the schedule, those of
-the model, and others drawn at random among all that the model takes for at most `_FACTOR` times as slow as the fastest
-ones. A candidate that the target refuses is left out. Each case has a line of `results/model_ranks.jsonl` with its
+A case is a call of a library function in bfloat16, without its schedule. Its candidates are the blocks of the schedule,
+the blocks of the model, and random blocks of which the model's time is at most `_FACTOR` times its least time. A
+candidate that the target refuses is left out. Each case has a line of `results/model_ranks.jsonl` with its
 candidates and their estimates. The seconds of the models are computed anew for each table.
 """
 
@@ -107,14 +107,14 @@ def measured(case: Case, seconds: float) -> dict[str, Any]:
 def drawn(case: Case) -> Iterator[Sizes]:
     """The candidates: the schedule's blocks, the model's, then all others of a similar speed in a random order."""
     ordered = list(case.by_speed())
-    seconds = {blocks: case.modelled(blocks) for blocks in itertools.islice(_spaced(ordered), 60)}
+    seconds = {blocks: case.modelled(blocks) for blocks in itertools.islice(_shuffled(ordered), 60)}
     fastest = min(seconds.values())
     near = [blocks for blocks in seconds if seconds[blocks] <= _FACTOR * fastest]
     random.Random(0).shuffle(near)
     yield from dict.fromkeys((case.of_schedule, case.of_model, *near))
 
 
-def _spaced(ordered: Sequence[Sizes]) -> list[Sizes]:
+def _shuffled(ordered: Sequence[Sizes]) -> list[Sizes]:
     """The choices in a random order, which is the same each time."""
     shuffled = list(ordered)
     random.Random(0).shuffle(shuffled)

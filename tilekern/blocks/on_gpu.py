@@ -80,8 +80,8 @@ def seconds(device: Device, tiling: Tiling) -> Number:
 def _has_barriers(tiling: Tiling, threads: Number) -> Number:
     """True for programs in which all warps wait for loads together.
 
-    These are programs whose warps combine lanes with each other, and products outside of loops: operands of products in
-    loops are loaded one iteration ahead.
+    Warps wait if they combine lanes with each other. They also wait for the operands of a product outside of loops; the
+    operands of a product in a loop are loaded one iteration ahead.
     """
     if tiling.products:
         return tiling.iterations == 0
@@ -190,7 +190,7 @@ def _moved(access: TileAccess) -> Number:
 
 
 def _requested(access: TileAccess) -> Number:
-    """Bytes for which loads and stores keep a multiprocessor busy: those that move, but at least those of all lanes."""
+    """Bytes that a multiprocessor is busy with: the bytes that move, or the bytes of all lanes if these are more."""
     return np.maximum(_moved(access), access.times * access.tile.bytes)
 
 

@@ -81,7 +81,7 @@ def _windows(tiling: Tiling, by_loops: bool = False) -> list[TileAccess]:
 
     Args:
       tiling: the work.
-      by_loops: True if each loop fetches its own parts, also those that a loop before it had.
+      by_loops: True if each loop fetches its own parts, even parts that an earlier loop fetched, too.
     """
     windows = dict[object, TileAccess]()
     for access in tiling.accesses:

@@ -12,7 +12,7 @@ the last programs. A kernel is refused only if each of its calls is wrong.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -26,7 +26,7 @@ from tilekern.lang.unwritten import live_ops
 
 _PROGRAMS, _PROGRAMS_THAT_LOAD, _LANES = 512, 64, 1 << 18  # most that are evaluated: milliseconds
 
-Evaluated = Mapping[Load | Store, Sequence[Op]]
+type Evaluated = Mapping[Load | Store, Sequence[Op]]
 """The ops that compute the positions of each access, in order."""
 
 
@@ -42,9 +42,9 @@ def check_collisions(func: Func) -> None:
     if not stores:
         return
     definitions = {v: op for op in func.body.ops for v in op.results}
-    for store in stores:
-        if any(v.tile.shape for v in store.positions):
-            _check_stores(func, store, _evaluated(func, [store], definitions))
+    by_vectors = [store for store in stores if any(v.tile.shape for v in store.positions)]
+    for store, needed in _evaluated(func, by_vectors, definitions).items():
+        _check_store(func, store, needed)
     loaded = {op.ref for op in accesses if isinstance(op, Load)} & {op.ref for op in stores}
     live = live_ops(func) if loaded else set[Op]()
     for ref in loaded:
@@ -90,7 +90,7 @@ def _programs(func: Func, evaluated: Evaluated, most: int) -> Iterator[Mapping[V
         ends = [*range(most // 2), *range(count - most // 2, count)]
         indices = iter(np.stack(np.unravel_index(ends, sizes), 1)) if ends else iter(())
     ops = dict.fromkeys(op for needed in evaluated.values() for op in needed)
-    for index in islice(indices, most):
+    for index in indices:
         values = {arg: np.asarray(n, np.int32) for (arg, _), n in zip(axes, index, strict=True)}
         for op in ops:
             values[op.result] = np.asarray(op.evaluate(*(values[v] for v in op.operands)))
@@ -121,11 +121,9 @@ class _Owners:
         return flat[(self.flat[place] == flat) & (self.programs[place] != program)]
 
 
-def _check_stores(func: Func, store: Store, evaluated: Evaluated) -> None:
-    if store not in evaluated:
-        return
+def _check_store(func: Func, store: Load | Store, needed: Sequence[Op]) -> None:
     access = Touched(store, {})
-    twice = _Owners([access.elements(v)[0] for v in _programs(func, evaluated, _PROGRAMS)]).stored_twice()
+    twice = _Owners([access.elements(v)[0] for v in _programs(func, {store: needed}, _PROGRAMS)]).stored_twice()
     if twice.size:
         with source.at(store.loc):
             raise OutputError(
