@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--extent", action="append", default=[], metavar="K=V", help="the number in all elements of an input"
     )
-    parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS", help="for trials of changes (10)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="for trials of changes (10, on CPUs 1)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print JSON")
     shown.add_argument("--html", type=Path, metavar="FILE", help="write a page of its own, which loads nothing")
@@ -43,11 +43,11 @@ def run(options: argparse.Namespace) -> int:
     """Explain each kernel on each target. Exit code: 0, or 2 if all targets refuse."""
     kernel, types = arguments.function(options.function), arguments.types(options.shapes)
     targets, extents = arguments.names(options.target) or [], _extents(options.extent)
-    if not targets or not options.budget >= 0:
+    if not targets or not (options.budget is None or options.budget >= 0):
         raise ArgumentError(
             "there is nothing to explain",
             expected="a target, and a budget of 0 seconds or more",
-            got=f"--target {options.target!r} --budget {options.budget:g}",
+            got=f"--target {options.target!r} --budget {options.budget}",
             fix='name a target, as in --target "cuda:sm_90,cpu:llvm"',
         )
     resolved = {name: resolve(name) for name in targets}

@@ -296,14 +296,15 @@ class Lowered:
         return estimate(self._lowered, self._served, self._values(), extents)
 
     @checked
-    def explain(self, budget: float = 10.0, **extents: Any) -> Explanation:
+    def explain(self, budget: float | None = None, **extents: Any) -> Explanation:
         """What the target made of each line of the kernel, its part of the work, the memory, and changes that help.
 
         It prints as text; notebooks show a page. Half and double of each block and launch option are compiled and
         estimated, one after the other.
 
         Args:
-          budget: seconds for these trials; a trial that has begun is finished. 0 for none.
+          budget: seconds for these trials; a trial that has begun is finished. 0 for none. By default 1 on CPUs, and
+            10 elsewhere.
           extents: as for `estimate`. Where they are missing, the explanation has no estimate.
 
         Raises:

@@ -18,7 +18,7 @@ from tests.estimate.kernels import product, row_sums, types
 from tilekern.errors import ArgumentError, EstimateError, TargetError
 from tilekern.estimate import Estimate
 from tilekern.estimate.explain import Explanation, Listing, Variants, explain
-from tilekern.estimate.explain.changes import try_changes
+from tilekern.estimate.explain.changes import Trials, try_changes
 from tilekern.estimate.explain.explainer import Explainer, Forecast, explainer_of
 from tilekern.estimate.explain.lines import Shares
 from tilekern.lower.backend import Backend
@@ -125,11 +125,15 @@ def explainer_module(explanation: Explanation, calls: list[str]) -> ModuleType:
         assert explanation.estimate is not None
         return Forecast(explanation.estimate, Shares({place: 1.0}, {}), "turns of the other machine")
 
+    def programs(lowering: Any, numbers: Any) -> dict[str, Listing]:
+        calls.append("programs")
+        return {"program": Listing("halt", (numbers[place],))}
+
     functions = {
         "forecast": forecast,
         "became": lambda lowering: {place: {"a loop of the other machine": None}},
         "memory": lambda lowering: {"heap": "all of it"},
-        "programs": lambda lowering, numbers: {"program": Listing("halt", (numbers[place],))},
+        "programs": programs,
     }
     vars(module).update(functions)
     return module
@@ -147,9 +151,11 @@ def test_a_backend_of_another_package_explains_its_programs(monkeypatch: pytest.
     assert calls == ["forecast for cpu:other"]
     assert [(line.became, line.share) for line in explanation.lines] == [(("a loop of the other machine",), 1.0)]
     assert (explanation.shares_of, explanation.memory) == ("turns of the other machine", {"heap": "all of it"})
+    assert "heap" in str(explanation) and "programs" not in calls, "text shows no program, so none is compiled for it"
     assert (
         explanation.listings["program"] == Listing("halt", (0,)) and "func @" in explanation.listings["block IR"].text
     )
+    assert calls[1:] == ["programs"], "they are compiled once"
     rows = row_sums.trace(*types((64, 512), (64,))).lower("cpu:xla")
     unestimated = explain(cast(Any, SimpleNamespace(func=rows.ir)), target, [None, None], {"n": 8})
     assert (unestimated.estimate, unestimated.unestimated, unestimated.lines[0].share) == (None, "no numbers", None)
@@ -199,3 +205,19 @@ def test_changes_that_are_refused_or_slower_are_not_proposed() -> None:
     assert [(c.setting, c.after) for c in trials.changes] == [("num_stages", 1), ("a", 2), ("num_stages", 3)]
     assert trials.refused == {"c = 32": "c is refused", "c = 8": "c is refused"} and trials.tried == 7
     assert try_changes(Variants(settings, lower), now, estimate, 0.0).tried == 0
+
+
+@needs_llvm
+@needs_triton
+def test_trials_take_a_second_on_cpus_unless_the_call_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[float] = []
+
+    def try_nothing(variants: Any, now: Any, estimate: Any, budget: float) -> Trials:
+        budgets.append(budget)
+        return Trials((), 0, {})
+
+    monkeypatch.setattr(sys.modules["tilekern.estimate.explain.explain"], "try_changes", try_nothing)
+    traced = product.trace(*types((64, 64), (64, 64)))
+    for target, budget in (("cpu:llvm", None), ("cuda:sm_90", None), ("cpu:llvm", 3.0)):
+        traced.lower(target).explain(budget)
+    assert budgets == [1.0, 10.0, 3.0]

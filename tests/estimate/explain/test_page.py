@@ -80,9 +80,9 @@ def explanation(**changes: Any) -> Explanation:
     line = LineReport("a<b>.py", 3, "x < 1 and '</script><script>alert(1)</script>'", ("<b>", "&amp;"), None)
     listing = Listing("a < b\n\n</pre>", (0, -1, 0))
     made = Explanation(
-        "k<i>", "cpu", None, "<none>", (line,), "", {"<m>": "<1>"}, (), 0, {}, {}, {"<ir>": listing}, tiles=()
+        "k<i>", "cpu", None, "<none>", (line,), "", {"<m>": "<1>"}, (), 0, {}, {}, lambda: {"<ir>": listing}, tiles=()
     )
-    return replace(made, **changes)
+    return replace(made, programs=lambda: {"<ir>": listing}, **changes)
 
 
 def test_names_and_sources_are_escaped() -> None:

@@ -10,6 +10,7 @@ from tilekern.errors import TilekernError
 from tilekern.estimate.explain.explanation import Change
 from tilekern.estimate.result import Estimate
 from tilekern.lower.lowering import Lowering
+from tilekern.lower.target import Target, backend_of
 
 SMALLEST_GAIN = 1.02
 """A smaller gain is below what the models can tell."""
@@ -17,6 +18,8 @@ SMALLEST_GAIN = 1.02
 _MOST = 3
 _LARGEST = {"num_warps": 16, "num_stages": 7}
 _OTHER_OPTIONS = ("num_ctas", "maxnreg")
+_BUDGETS = {"CPU": 1.0}  # a trial takes some 20 to 200 ms there
+_BUDGET = 10.0  # where a compiler takes a second for each
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Trials:
     changes: tuple[Change, ...]
     tried: int
     refused: Mapping[str, str]
+
+
+def default_budget(target: Target) -> float:
+    """Seconds for trials on a target, where nobody says a number."""
+    return _BUDGETS.get(backend_of(target).hardware, _BUDGET)
 
 
 def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering], Estimate], budget: float) -> Trials:

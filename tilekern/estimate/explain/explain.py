@@ -9,7 +9,7 @@ from tilekern.errors import EstimateError
 from tilekern.estimate import by_target
 from tilekern.estimate.data_loops import check_given, given_values
 from tilekern.estimate.explain import listings
-from tilekern.estimate.explain.changes import Trials, Variants, try_changes
+from tilekern.estimate.explain.changes import Trials, Variants, default_budget, try_changes
 from tilekern.estimate.explain.explainer import explainer_of
 from tilekern.estimate.explain.explanation import Explanation, LineReport
 from tilekern.estimate.explain.lines import Shares, ordered, source_of
@@ -25,7 +25,7 @@ def explain(
     known: Sequence[Array | None],
     extents: Mapping[str, object],
     variants: Variants | None = None,
-    budget: float = 0.0,
+    budget: float | None = 0.0,
 ) -> Explanation:
     """An `Explanation` of a lowered kernel: code and time of each line, the estimate, and changes that would help.
 
@@ -35,7 +35,7 @@ def explain(
       known: for each input of its Func the array, None where its values are not known.
       extents: by the name of an input its values, or the number that all of its elements have.
       variants: the kernel with other blocks and launch options; None for a kernel without any.
-      budget: seconds for trials of such changes; a trial that has begun is finished.
+      budget: seconds for trials of such changes; a trial that has begun is finished. None for `default_budget`.
 
     Raises:
       ArgumentError: the Func has no such input, or the values do not fit it.
@@ -51,7 +51,7 @@ def explain(
         reason, (forecast, shares, shares_of) = "", explainer.forecast(lowering, target, values)
     except EstimateError as error:
         forecast, reason, shares, shares_of = None, error.summary, Shares({}, {}), ""
-    trials = Trials((), 0, {})
+    trials, budget = Trials((), 0, {}), default_budget(target) if budget is None else budget
     if forecast is not None and variants is not None and budget > 0:
         trials = try_changes(
             variants, forecast, lambda variant: by_target.estimate(variant, target, known, extents), budget
@@ -74,7 +74,7 @@ def explain(
         trials.tried,
         trials.refused,
         variants.settings if variants is not None else {},
-        {"block IR": listings.of_ir(func, numbers), **explainer.programs(lowering, numbers)},
+        lambda: {"block IR": listings.of_ir(func, numbers), **explainer.programs(lowering, numbers)},
         tiles(func),
         shares.regions,
     )

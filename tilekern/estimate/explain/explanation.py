@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tilekern.estimate.explain.page import page, section
@@ -97,7 +98,8 @@ class Explanation:
       tried: the number of changes that were compiled.
       refused_changes: by change, "block_rows = 128", the first line of the error, for changes that the target refuses.
       settings: blocks and launch options now.
-      listings: the block IR, the target's program, and where the compiler shows it the assembly, by these names.
+      programs: returns `listings`. LLVM takes up to two seconds for the assembly of a large kernel, which text does not
+        show.
       tiles: the tile of each access of the program in the middle of the grid.
       regions: the share of each `tk.region` without the regions inside of it, by its path; "" is the share outside
         of all regions. Empty without an estimate, and for a kernel without regions.
@@ -114,13 +116,22 @@ class Explanation:
     tried: int
     refused_changes: Mapping[str, str]
     settings: Mapping[str, int]
-    listings: Mapping[str, Listing]
+    programs: InitVar[Callable[[], Mapping[str, Listing]]]
     tiles: tuple[TilePicture, ...]
     regions: Mapping[str, float] = field(default_factory=dict[str, float])
 
+    def __post_init__(self, programs: Callable[[], Mapping[str, Listing]]) -> None:
+        object.__setattr__(self, "_programs", programs)
+
+    @cached_property
+    def listings(self) -> Mapping[str, Listing]:
+        """The block IR, the target's program, and where the compiler shows it the assembly, by these names."""
+        programs: Callable[[], Mapping[str, Listing]] = self.__dict__["_programs"]
+        return programs()
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as numbers, strings, lists and dicts, for JSON; the estimate with its bound and share."""
-        content = asdict(self)
+        content = asdict(self) | {"listings": {name: asdict(listing) for name, listing in self.listings.items()}}
         if self.estimate is not None:
             derived = ("bound", "bound_by", "share", "bottleneck")
             content["estimate"] |= {name: getattr(self.estimate, name) for name in derived}
