@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilekern.ir.compute import Monoid, Reduce, combining, identity, on_bools
+from tilekern.ir.memory import Load
 from tilekern.ir.types import DType, kind_of
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
@@ -42,10 +43,22 @@ def _emit(e: Elements, nest: LoopNest) -> None:
 
 
 def _reduces_four_rows(e: Elements, nest: LoopNest) -> bool:
-    """True if four rows are reduced at once: a few shuffles then reduce the lanes of all four."""
+    """True if four rows are reduced at once: a few shuffles then reduce the lanes of all four.
+
+    Long rows that come from an array are reduced one after the other, see `calibration.MIN_STREAMED_VECTORS`.
+    """
     if not nest.reduces or len(nest.space) < 2:
         return False
-    return nest.space[-2] % 4 == 0 and nest.space[-1] > 0 and nest.space[-1] % e.code.module.machine.lanes == 0
+    size, lanes = nest.space[-1], e.code.module.machine.lanes
+    if size >= calibration.MIN_STREAMED_VECTORS * lanes and _loads_rows(e, nest):
+        return False
+    return nest.space[-2] % 4 == 0 and size > 0 and size % lanes == 0
+
+
+def _loads_rows(e: Elements, nest: LoopNest) -> bool:
+    """True if the nest loads a tile of several rows from an array."""
+    fused, definition = e.expressions.of(nest.space, nest.sources).inner, e.expressions.definition
+    return any(isinstance(definition[value], Load) and value.tile.shape[:-1] not in ((), (1,)) for value in fused)
 
 
 def _four_rows(e: Elements, nest: LoopNest, outer: Coords, first: Index) -> None:
@@ -186,9 +199,13 @@ def _row(e: Elements, nest: LoopNest, outer: Coords) -> None:
     if whole and nest.reduces:
         while len(parts) > 1:
             parts = [_combine_all(code, nest, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        partials.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, parts[0], strict=True)])
-    vector_pieces = [(at, lanes) for at in range(whole, size - lanes + 1, lanes)]
-    for at, width in [*vector_pieces, *tail_pieces(size, lanes)]:
+        (vectors,) = parts
+        for at in range(whole, size - lanes + 1, lanes):
+            with e.scope():
+                row = _vector(e, nest, (*outer, Index((), at, 1)), lanes)
+                vectors = [_combine_at(code, op, t, x) for op, t, x in zip(nest.reduces, vectors, row, strict=True)]
+        partials.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, vectors, strict=True)])
+    for at, width in tail_pieces(size, lanes):
         with e.scope():
             row = _vector(e, nest, (*outer, Index((), at, 1 if width else 0)), width)
             partials.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, row, strict=True)])
