@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from tests.lower.triton.running import program_of
+import tilekern as tk
+from tests.lower.triton.running import assert_kernel, program_of
 from tilekern.ir.parse import parse
 from tilekern.ir.types import DTYPES, F32
 from tilekern.lower.triton.program import Result
@@ -68,3 +71,17 @@ func @f(%x: ref<f32[{extent}], in>, %o: ref<f32[{extent}], out>) {{
     text = program_of(func).text
     assert ("mask=(i_lanes < 90), other=0.0)" in text) == ("tile, mask=(i_lanes < 90))" in text) == masked
     assert text.count("i_lanes = ") == 1  # the same lanes have one name
+
+
+def test_index_vectors_that_an_index_computes_are_operands() -> None:
+    """The text of `i.indices + 1` stood without parentheses before `% 13`: programs on GPUs read beyond the array."""
+    numbers = jnp.arange(13, dtype=jnp.int32)
+
+    @tk.kernel(out_type=lambda x: (jax.ShapeDtypeStruct((13,), jnp.int32),) * 3)
+    def f(x, remainders, quotients, backwards):
+        i = tk.parallel(13, 8)
+        remainders[i] = x[(i.indices + 1) % 13]
+        quotients[i] = x[(i.indices + 1) // 2]
+        backwards[i] = x[12 - (i.indices + 5) % 13]
+
+    assert_kernel(f, numbers)

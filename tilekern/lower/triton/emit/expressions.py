@@ -66,6 +66,12 @@ def whole(x: Expr, tile: TileType) -> str:
     return x.text if x.shape == tile.shape else f"tl.broadcast_to({x.text}, {shape_text(tile.shape)})"
 
 
+def complete(x: Expr, tile: TileType) -> Expr:
+    """The expression, broadcast to the full shape of its tile."""
+    full = x.shape == tile.shape and x.number is None
+    return x if full else Expr(whole(x, tile), tile.shape)
+
+
 def _full(shape: tuple[int, ...], x: Expr, dtype: DType) -> str:
     """A tile of one number. Triton has no literals of 8-bit floats, so an 8-bit float is cast from its bits."""
     if x.number is not None and is_float8(dtype):

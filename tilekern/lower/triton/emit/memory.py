@@ -11,7 +11,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store
 from tilekern.ir.types import F64, DType, accumulator, kind_of
 from tilekern.lower.triton.emit.addresses import Addresses
-from tilekern.lower.triton.emit.expressions import number, typed, whole
+from tilekern.lower.triton.emit.expressions import complete, number, typed, whole
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr, Writer, dtype_text, shape_text
 from tilekern.lower.triton.plan.access_order import barriers
@@ -128,7 +128,7 @@ class Memory:
             return Expr(box if same else f"{box}.reshape({', '.join(map(str, tile.shape))})", tile.shape)
         if self._addresses(host, op).all_out_of_bounds:
             fill = host.expr(op.fill) if op.fill is not None else number(0, tile)
-            return Expr(whole(fill, tile), tile.shape)
+            return complete(fill, tile)
         pointer, mask = self.address(host, op)
         text = f"tl.load({pointer})"
         if mask:
@@ -210,7 +210,7 @@ class Memory:
 
     def _addresses(self, host: Host, op: MemoryOp) -> Addresses:
         # A gather needs a full vector, where an expression that is constant along its dim would be a scalar.
-        vectors = {v: Expr(whole(host.expr(v), v.tile), v.tile.shape) for v in op.positions if v.tile.shape}
+        vectors = {v: complete(host.expr(v), v.tile) for v in op.positions if v.tile.shape}
         operands = [vectors.get(v) or host.expr(v) for v in op.positions]
         return Addresses(op, operands, host.ranges, host.bind)
 
