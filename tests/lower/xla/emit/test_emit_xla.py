@@ -25,3 +25,18 @@ def test_a_print_has_the_operands_of_each_program(capfd: pytest.CaptureFixture[s
     jax.effects_barrier()
     lines = re.findall(r"(\d+) (\d+) (\d+)", capfd.readouterr().out)
     assert sorted(tuple(map(int, line)) for line in lines) == [(a, b, a + b) for a in (10, 20) for b in (1, 2, 3)]
+
+
+def test_functions_of_8_bit_floats_end_loops_of_xla() -> None:
+    """LLVM took six minutes for the quotient as one loop."""
+
+    @tk.kernel(out_type=lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype))
+    def quotients(x: tk.Ref, y: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(x.shape[0], 8)
+        out[i] = x[i] // y[i]
+
+    x, y = (np.float32(numbers).astype("float8_e4m3fn") for numbers in ([7, -7, 0.5, 9, -1], [2, 2, -3, 0.25, 5]))
+    traced = quotients.trace(x, y)
+    lowered = traced.lower("cpu:xla")
+    assert lowered.text.count("optimization_barrier") >= 6  # rem, sub, div, sign, sign, sub
+    np.testing.assert_array_equal(lowered.interpret(x, y), traced.interpret(x, y))

@@ -72,7 +72,11 @@ def _is_widened(op: Elementwise) -> bool:
 
 
 def _in_float32(function: Function, *operands: jax.Array) -> jax.Array:
-    return function(*(x.astype(jnp.float32) for x in operands)).astype(operands[0].dtype)
+    """The function in float32, rounded. Its result is an array, at which XLA's loops end.
+
+    LLVM's time for a loop grows exponentially with the casts of 8-bit floats in a row: `x // y` took six minutes.
+    """
+    return lax.optimization_barrier(function(*(x.astype(jnp.float32) for x in operands)).astype(operands[0].dtype))
 
 
 def convert(x: jax.Array, dtype: DType) -> jax.Array:
