@@ -112,7 +112,8 @@ def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 def _reduce(op: Reduce, x: jax.Array) -> jax.Array:
     wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
-    start = jnp.asarray(identity(op.monoid, x.dtype)).astype(wide)
+    # From a known start JAX makes a primitive such as reduce_max, by whose rule ties share a derivative equally.
+    start = identity(op.monoid, x.dtype).astype(wide)
     total = lax.reduce(x.astype(wide), start, combiner(op.monoid), op.dims)
     return total.astype(x.dtype)
 
