@@ -64,3 +64,25 @@ def test_warps_with_rows_of_their_own_compute_while_others_load(target: str) -> 
     own = seconds(sums, S((128, 65536), jnp.float32), target, columns=128)
     shared = seconds(sums, S((64, 131072), jnp.float32), target, columns=256)
     assert own < 0.9 * shared
+
+
+@tk.kernel(out_type=lambda x, y: S((x.shape[0], y.shape[1]), x.dtype))
+def product(x, y, out, *, inner: tk.Block):
+    """out[M, N] = x[M, K] @ y[K, N]."""
+    i, j = tk.parallel(x.shape[0], 128), tk.parallel(y.shape[1], 128)
+    tiles = tk.serial(x.shape[1], inner)
+    total = tk.fold(tiles, lambda k, acc: acc + tk.dot(x[i, k], y[k, j]), tk.zeros((i, j), jnp.float32))
+    out[i, j] = total.astype(out.dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_operands_that_cannot_be_loaded_an_iteration_ahead_are_waited_for(target: str) -> None:
+    x = S((4096, 4096), jnp.bfloat16)
+
+    def by_model(inner: int) -> float:
+        model = model_of(resolve(target))
+        assert model is not None
+        return float(model(tiling(product.trace(x, x, inner=inner).ir)))
+
+    # Tiles of 256 take 256 KiB twice.
+    assert by_model(256) > 1.3 * by_model(128)

@@ -162,3 +162,16 @@ def test_only_what_takes_long_to_compute_again_has_a_buffer() -> None:
 def test_the_sum_of_a_product_has_one_buffer() -> None:
     of_kernel = tiling_of(product, *[S((1024, 1024), jnp.float32)] * 2, rows=256, columns=128, inner=64)
     assert of_kernel.held.bytes_of_buffers == math.prod((256, 128, 4))
+
+
+def test_the_cpu_loads_ahead_while_short_runs_arrive() -> None:
+    """A run of 2 KiB that nothing announced is waited for; of shorter ones several arrive at once."""
+
+    @tk.kernel(out_type=lambda x: x)
+    def doubled(x, out, *, columns: tk.Block):
+        i, j = tk.parallel(x.shape[0], 64), tk.parallel(x.shape[1], columns)
+        out[i, j] = x[i, j] * 2
+
+    x = S((8192, 8192), jnp.float32)
+    short, long = (float(model()(tiling_of(doubled, x, columns=columns))) for columns in (64, 512))
+    assert short < 1.5 * long  # 1.07; with as long a wait for each of 8 times as many runs 2.5

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.estimate.kernels import counted, product, row_sums, types
 from tilekern.errors import EstimateError
-from tilekern.estimate import Estimate, estimate
+from tilekern.estimate import Estimate, estimate, on_cpu
+from tilekern.estimate.cpu.rates import Rates
 from tilekern.lower.backend import Backend, Target
 from tilekern.lower.target import BACKENDS
 
@@ -171,3 +172,11 @@ def test_arrays_that_a_body_closes_over_are_known() -> None:
         tk.foreach(columns, step)
 
     assert prefix.trace(*types((8, 1024))).lower("cpu:llvm").compile().estimate().seconds > 0
+
+
+@needs_llvm
+def test_vectors_of_a_cpu_do_half_the_operations_that_its_multiply_adds_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = Rates(4e11, 8e11, 3e11, 2e11, 1e11, 1, "2026-11-26")
+    monkeypatch.setattr(on_cpu, "rates", lambda machine: rates)
+    found = lowered(row_sums, "cpu:llvm", (64, 2048), (64,)).estimate(n=2048)
+    assert found.busy["vector"] * found.seconds == pytest.approx(64 * 2048 / (rates.float32 / 2), rel=0.05)

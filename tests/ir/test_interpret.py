@@ -35,6 +35,7 @@ from tilekern.errors import (
 from tilekern.ir.core import Array, Axis, Func, Op, Value, cdiv
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
+from tilekern.ir.parse import parse
 from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast
 from tilekern.ir.types import BOOL, DTYPES, F32, I32, TileType, kind_of
@@ -462,3 +463,19 @@ def test_gather_store_of_rows() -> None:
         b.store(out, b.one(Broadcast(operands=(i,), shape=(1, 2), dims=())), gather(rows), whole(2))
 
     np.testing.assert_array_equal(run(func("f", (out,), (Axis("i", 3),), body)), [[2, 2], [1, 1], [0, 0]])
+
+
+GATHERED = """
+func @f(%x: ref<i32[6], in>, %o: ref<i32[9], zeros>) {
+  grid %i in i[6 by 4]
+  %one = constant 1 : i32[4]
+  %v = load %x[4*%i +: 4] : i32[4]
+  atomic %one to %o[gather(%v, 4)] {kind="add"}
+}
+"""
+
+
+def test_one_lane_from_outside_of_an_array_is_an_error() -> None:
+    """The tile of the second program has two lanes inside of x, and two behind its end."""
+    with pytest.raises(OutOfBoundsError, match=r"dim 0 of o .* read outside of an array\n.*\n +got: lane=\[2\]"):
+        interpret(parse(GATHERED), np.arange(6, dtype=np.int32))

@@ -466,6 +466,13 @@ def test_matrices_of_8_bits(devices: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_each_dtype_of_rows_is_taken(dtype: str) -> None:
+    given, values, scales = quantized(dtype)
+    options: Any = {"experts_per_token": 1, "scales": scales, "quantize_rows": dtype}
+    assert jax.eval_shape(partial(moe, **options), *given, *values).shape == given[0].shape
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_rows_of_8_bits_too(dtype: str) -> None:
     """The steps of a layer one by one: rows are rounded, and multiplied as they are."""
     (x, logits), values, scales = quantized(dtype)

@@ -22,4 +22,15 @@ EQUIVALENT: dict[str, str] = {
     "kernels/flash_attention/masks.py:Segments._within_ranges:mask:2149ed44": (
         "a loop from key 0 on visits more tiles, of which each pair is masked; only its speed differs"
     ),
+    "tilekern/testing/programs/facts.py:<module>:bound:44be4bbb": (
+        "the slopes and the magnitude of a quotient hold up to 9, too"
+    ),
+    "kernels/gated_delta_rule/inverse.py:_index:dtype:6d8bfe3a": (
+        "indices from 0 on, which are only compared, divided and added"
+    ),
+    "kernels/rope/normed.py:_backward:flag:53fb7329": "a cotangent that nothing reads is computed, too",
+    "tilekern/estimate/cpu/rates.py:<module>:bound:5bce3b29": (
+        "only a measured rate differs, by what a second level holds of a longer copy"
+    ),
+    "tilekern/blocks/choose.py:by_speed:dtype:981f2117": "blocks are below 2**31",
 }

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from tilekern.errors import LoadError
 from tilekern.ir.elementwise import Elementwise
-from tilekern.testing.fuzz import findings, load, replay, run, worker
-from tilekern.testing.fuzz.modes import Mode, modes
+from tilekern.ir.parse import parse
+from tilekern.testing.fuzz import derivatives, findings, load, replay, run, worker
+from tilekern.testing.fuzz.modes import Mode, differentiated, judged, modes
 from tilekern.testing.fuzz.wild import Wild
 from tilekern.testing.programs import Program, assert_agrees
 from tilekern.testing.programs.batches import sample
@@ -138,3 +140,41 @@ def test_programs_that_the_fuzzer_found(path: Path) -> None:
     if mode.package:
         pytest.importorskip(mode.package, reason=f"needs {mode.package}")
     replay(path)
+
+
+# --- what modes compare -----------------------------------------------------------------------------------------------
+
+
+def test_the_interpreter_finds_the_faults_that_are_planted_in_a_program() -> None:
+    programs = [sample(seed)[0] for seed in range(6)]
+    for outputs, program in zip(judged(programs), programs, strict=True):
+        assert_agrees(program, outputs)
+
+
+LARGE = """
+func @f(%x: ref<f64[64], in>, %out: ref<f64[64], out>) {
+  %0 = load %x[0 +: 64] : f64[64]
+  %1 = sin(%0) : f64[64]
+  %2 = iota() {dim=0} : f64[64]
+  %3 = constant 1e+06 : f64[64]
+  %4 = mul(%2, %3) : f64[64]
+  %5 = mul(%1, %4) : f64[64]
+  store %5 to %out[0 +: 64]
+}
+"""
+
+
+def test_derivatives_are_compared_in_float64() -> None:
+    """In float32 the tangents of JAX would be too far off."""
+    program = Program(parse(LARGE), 0, (1e-6,))
+    assert len(differentiated([program])) == 1
+
+
+def test_a_tangent_may_be_wrong_by_a_rounding_of_the_largest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, of_jax, error = Program(parse(LARGE), 0, (1e-6,)), derivatives._by_jax, 1e-5
+    monkeypatch.setattr(derivatives, "_by_jax", lambda *arguments: [x + error for x in of_jax(*arguments)])
+    with jax.enable_x64(True):
+        derivatives.check(program)
+        error = 1.0
+        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+            derivatives.check(program)

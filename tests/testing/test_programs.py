@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from random import Random
@@ -9,11 +10,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from tilekern.ir.types import F64
+from tilekern.ir.core import Value
+from tilekern.ir.shape import Slice
+from tilekern.ir.types import DTYPES, F32, F64
 from tilekern.passes.dce import dce
 from tilekern.testing.programs import Program, build
 from tilekern.testing.programs.batches import Choices, check, sample, script, shrink
+from tilekern.testing.programs.control import Generator
 from tilekern.testing.programs.reduction import reduced
+from tilekern.testing.programs.values import Values
 
 
 class Limited(Choices):
@@ -74,3 +79,46 @@ def test_a_program_that_only_rounds_too_much_is_not_reduced_op_by_op() -> None:
         return max(candidate.tolerances, default=0.0) <= max(program.tolerances)
 
     assert reduced(program, slightly_wrong) is program
+
+
+def test_small_programs_mostly_compute_in_the_floats_that_people_use() -> None:
+    class Small(Values):
+        small = True
+
+    drawn = Counter(
+        d for seed in range(200) for d in Small(Choices(random=Random(seed)), (), tuple(DTYPES.values())).dtypes
+    )
+    assert drawn[F32] > 80 and drawn[F64] > 80, drawn
+
+
+def test_slices_start_and_end_anywhere() -> None:
+    slices = [
+        op
+        for seed in range(400)
+        for op in sample(seed, features=("elementwise", "shape"))[0].func.walk()
+        if isinstance(op, Slice)
+    ]
+    lengths = [
+        (n, low, high)
+        for op in slices
+        for n, low, high in zip(op.operands[0].tile.shape, op.start, op.stop, strict=True)
+    ]
+    assert all(0 <= low < high <= n for n, low, high in lengths)
+    assert any(low for _, low, _ in lengths) and any(high < n for n, _, high in lengths)
+
+
+def test_exact_operands_of_a_comparison_are_taken_as_they_are() -> None:
+    """A constant stands in only for a value on which backends may differ."""
+    taken = Counter[bool]()
+
+    class Counting(Generator):
+        def _liked(self, consumer: str) -> Value:
+            before = set(self.facts)
+            operand = super()._liked(consumer)
+            if consumer == "comparison":
+                taken[operand in before or self.kinds[operand] != "constant"] += 1
+            return operand
+
+    for seed in range(150):
+        sample(seed, make=Counting)
+    assert taken[True] > taken[False] > 0, taken

@@ -17,7 +17,7 @@ from tests.estimate import kernels
 from tests.estimate.kernels import product, row_sums, types
 from tilekern.errors import ArgumentError, EstimateError, TargetError
 from tilekern.estimate import Estimate
-from tilekern.estimate.explain import Explanation, Listing, Variants, explain
+from tilekern.estimate.explain import Explanation, Listing, Variants, explain, on_tpu
 from tilekern.estimate.explain.changes import Trials, try_changes
 from tilekern.estimate.explain.explainer import Explainer, Forecast, explainer_of
 from tilekern.estimate.explain.lines import Shares
@@ -221,3 +221,11 @@ def test_trials_take_a_second_on_cpus_unless_the_call_says_otherwise(monkeypatch
     for target, budget in (("cpu:llvm", None), ("cuda:sm_90", None), ("cpu:llvm", 3.0)):
         traced.lower(target).explain(budget)
     assert budgets == [1.0, 10.0, 3.0]
+
+
+def test_a_bundle_of_a_tpu_has_four_slots_for_vectors_and_one_for_functions() -> None:
+    lowering: Any = SimpleNamespace(target=SimpleNamespace(name="tpu:v5e"))
+    matrices, vectors, functions, bandwidth = on_tpu.rates(lowering)
+    # https://cloud.google.com/tpu/docs/v5e
+    assert (matrices, bandwidth) == (pytest.approx(197e12, rel=0.01), pytest.approx(819e9, rel=0.01))
+    assert vectors == 4 * functions == 4 * 8 * 128 * 1.5e9

@@ -13,6 +13,7 @@ from bench.gpu.item import lowerings_of
 from tests.estimate.gpu.listings import loop, sass
 from tests.lower.triton.gluon.samples import needs_clusters
 from tilekern.estimate.gpu import LINES, Launch, estimate, estimation, shorten
+from tilekern.estimate.gpu.machine import Machine, Run
 from tilekern.estimate.gpu.rates import GPUS
 from tilekern.estimate.gpu.sass import parse
 from tilekern.estimate.gpu.work import work
@@ -468,3 +469,7 @@ def test_other_targets_have_no_estimate() -> None:
         estimates.estimated(lowering, lowering.compile())
     assert estimates.described(lowering, lowering.compile()) == {}
     assert estimates.notes([("x", {"unestimated": "f: why"})]) == ["x: no estimate: f: why"]
+
+
+def test_units_are_idle_before_the_first_instruction() -> None:
+    assert Machine(GPUS["H100"], [], [], 1.0, 1.0).run([]) == Run(0.0, 0.0, [])

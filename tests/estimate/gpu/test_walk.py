@@ -316,3 +316,13 @@ def test_loops_that_end_at_unknown_values_are_undecided() -> None:
         state.registers.update(R2=0, R3=1 << 8)
         walk = Walker(listing, {}).walk(state)
         assert len(walk.undecided) == undecided and max(walk.visits.values()) == visits
+
+
+def test_bytes_that_no_warp_stored_are_not_known() -> None:
+    """Another warp's byte comes from its address alone, each time the next one."""
+    listing = parse(
+        sass("USETMAXREG.DEALLOC.CTAPOOL 0x18\nLDS.U8 R1, [0x10]\nLDS.U8 R2, [0x20]\nLDS.U8 R3, [0x10]\nEXIT")
+    )
+    state = Thread({}, {})
+    Walker(listing, {}).walk(state, tasks={0x10: [7, 9]})
+    assert [state.registers[register] for register in ("R1", "R2", "R3")] == [7, None, 9]

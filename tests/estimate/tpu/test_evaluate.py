@@ -48,6 +48,8 @@ ENTRY %main (x: s32[4]) -> s32[4] {
   %joined = s32[5]{0:T(128)} concatenate(%part, %ends), dimensions={0}
   %held = s32[5]{0:T(128)} clamp(%one, %joined, %three)
   %one = s32[] constant(2)
+  %large = s32[2]{0:T(128)} constant({65536, 3})
+  %wrapped = s32[2]{0:T(128)} multiply(%large, %large)
   ROOT %sine = f32[4]{0:T(128)} sine(%counts)
 }
 """
@@ -57,6 +59,7 @@ ENTRY %main (x: s32[4]) -> s32[4] {
     ("name", "expected"),
     [
         ("counts", [0, 1, 2, 3]),
+        ("wrapped", [0, 9]),
         ("joined", [1, 2, 2, 5, 9]),
         ("held", [2, 2, 2, 3, 3]),
         ("moved", None),

@@ -125,6 +125,20 @@ def test_nan_and_infinities_spread_from_their_part(options: dict[str, Any], data
         np.testing.assert_allclose(part, wanted, rtol=1e-5, atol=1e-6)
 
 
+@DIVERGENCES
+def test_a_part_that_one_side_excludes_decides_the_divergence(options: dict[str, Any]) -> None:
+    """It is infinite if that side is the one in the logarithm alone, and is finite otherwise."""
+    excludes, has = (np.array([[0, 1, 2, 3, -2, 1, 0, 1, last]], np.float32) for last in (-np.inf, 1))
+    one = np.ones((1, 1), np.float32)
+    options = {**options, "softcap": None, "teacher_softcap": None}
+    of_student, of_teacher = ((excludes, has), (has, excludes))
+    if options["divergence"] == "reverse_kl":
+        of_student, of_teacher = of_teacher, of_student
+    for sides, infinite in ((of_student, True), (of_teacher, False)):
+        (loss,), *_ = in_parts(3, options)(one, *sides, None)
+        assert loss == np.inf if infinite else np.isfinite(loss)
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[4]], ids=lambda case: case.name)

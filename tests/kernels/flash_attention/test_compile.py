@@ -113,3 +113,17 @@ def test_values_and_gradients_compile(case: str, feature: str, target: str) -> N
         resources = lowering.compile().resources
         if target.startswith("cuda"):
             assert resources.spills <= 256, lowering.func.name
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
+def test_every_kernel_of_the_gradient_has_blocks_on_a_gpu(target: str, dtype: Any) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    x, bias = jax.ShapeDtypeStruct((1, 256, 2, 64), dtype), floats(1, 2, 256, 256)
+
+    def loss(x: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.sum(flash_attention(x, x, x, bias=bias).astype(jnp.float32))
+
+    lowerings = lowerings_of(jax.grad(loss, (0, 1)), [x, bias], resolve(target))
+    names = {lowering.func.name.removeprefix("flash_attention_") for lowering in lowerings}
+    assert names == {"forward", "backward_key", "backward_query", "backward_term"}

@@ -13,7 +13,7 @@ import tilekern as tk
 from tilekern.errors import ArgumentError
 from tilekern.kernels.ragged_dot import ragged_dot, reference
 from tilekern.kernels.ragged_dot.cases import CASES, Case
-from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
+from tilekern.kernels.ragged_dot.kernel import cuda_blocks, ragged_dot_forward
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -183,3 +183,22 @@ def test_large_sizes_end_at_the_last_row(sizes: list[int], x64: bool, traced: bo
     for g in range(4):
         expected[ends[g] : ends[g + 1]] = g + 1
     np.testing.assert_array_equal(out[:, 0], expected)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
+@given(
+    rows=st.sampled_from([1, 24, 300, 5000]),
+    groups=st.sampled_from([1, 8, 64]),
+    columns=st.sampled_from([0, 200, 4096]),
+    inner=st.integers(1, 5000),
+    products=st.sampled_from([1, 2]),
+    dtype=st.sampled_from(FLOATS[:3]),
+)
+def test_blocks_of_gpus_are_powers_of_two(
+    target: str, rows: int, groups: int, columns: int, inner: int, products: int, dtype: str
+) -> None:
+    shapes = (rows, inner), (groups, inner, columns or 512)
+    operands = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    blocks = cuda_blocks(*operands, tk.device(target), columns=columns, products=products)
+    assert all(n.bit_count() == 1 for name, n in blocks.items() if name != "num_stages"), blocks
