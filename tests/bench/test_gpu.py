@@ -222,6 +222,22 @@ def test_each_wrong_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [n for n in range(3) if f"output {n}: " in record["text"]] == [0, 2]
 
 
+def test_one_wrong_token_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers are compared in each bit, with the computation in the dtype of the inputs."""
+
+    def tokens(x: jax.Array) -> jax.Array:
+        return x.argmax(axis=-1).astype(jnp.int32)
+
+    def all_but_one(x: jax.Array) -> jax.Array:
+        return tokens(x).at[0].add(1)
+
+    for call, ok in ((tokens, True), (all_but_one, False)):
+        monkeypatch.setitem(KERNELS, "softmax", replace(KERNELS["softmax"], call=call, reference=tokens, dtyped=False))
+        item = check("softmax")
+        record = item.run(5, item.prepare(5))
+        assert record["ok"] == ok and ("Mismatched elements: 1 /" in record.get("text", "")) == (not ok)
+
+
 def test_outputs_take_the_place_of_poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """The donated arrays are gone afterwards, and they were NaN."""
     put: list[jax.Array] = []
