@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.funcs import assert_same, edges
+from tilekern.errors import TilekernError
+from tilekern.ir.parse import parse
 from tilekern.ir.types import DTYPES, kind_of
+from tilekern.lower.triton.build import build
+from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.emit.source_text import Expr, Writer, dtype_text, is_tight, literal, shape_text
+from tilekern.passes import pipeline
 from tilekern.source import UNKNOWN, Loc
+from tilekern.testing.programs.batches import sample
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -103,3 +111,34 @@ def test_pruning_drops_what_nobody_reads() -> None:
     expected = ["    # kernel.py:7", "    for i in range(3):", "        pass", "    # kernel.py:7", "    store(x)"]
     assert writer.lines == expected
     assert writer.places[5] == place
+
+
+# An index vector that is computed where a digit of it is the place.
+IN_DIGITS = """
+func @f(%x: ref<f32[16], in>, %out: ref<f32[8], out>) {
+  %0 = iota() {dim=0} : i32[8]
+  %1 = constant 1 : i32[8]
+  %2 = add(%0, %1) : i32[8]
+  %3 = load %x[gather((%2 % 5), 8)] : f32[8]
+  store %3 to %out[0 +: 8]
+}
+"""
+
+
+def test_what_programs_call_tight_binds_stronger_than_any_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = set[str](), Expr.__init__
+
+    def noting(self: Expr, *arguments: Any, **keywords: Any) -> None:
+        make(self, *arguments, **keywords)
+        if self.tight and self.number is None:
+            made.add(self.text)
+
+    monkeypatch.setattr(Expr, "__init__", noting)
+    for seed in range(40):
+        with suppress(TilekernError):
+            build(pipeline.run(sample(seed)[0].func), CHIPS["cuda:sm_90"], {})
+    build(pipeline.run(parse(IN_DIGITS)), CHIPS["cuda:sm_90"], {})
+    loose = [
+        text for text in made if not isinstance(ast.parse(f"({text.strip()}\n.x)", mode="eval").body, ast.Attribute)
+    ]
+    assert len(made) > 500 and not loose, loose
