@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tilekern.blocks.tiling import Held, Loop, Product, Tile, TileAccess, TileOp, Tiling
 from tilekern.ir.analysis.costs import TRANSCENDENTAL
 from tilekern.ir.analysis.iterations import Iterations
-from tilekern.ir.compute import Constant, Dot, Reduce
+from tilekern.ir.compute import Constant, Convert, Dot, Reduce
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -45,7 +45,7 @@ def tiling(func: Func) -> Tiling:
     results = {value for op in loops for value in op.results}
     numbers = {param: n for n, param in enumerate(func.params)}
     reader = _Reader(Iterations(func), numbers, operands, carried, carried | results | _summands(func))
-    for table in (reader.moved_by, reader.refetched_by):
+    for table in (reader.moved_by, reader.refetched_by, reader.placed_by):
         table |= {index: frozenset({n}) for n, index in enumerate(func.body.args)}
     grid = tuple(Loop(axis.extent, axis.block, n) for n, axis in enumerate(func.axes))
     reader.loops = len(grid)
@@ -67,12 +67,15 @@ class _Reader:
     products: list[Product] = field(default_factory=list[Product])
     accesses: list[TileAccess] = field(default_factory=list[TileAccess])
     loops: int = 0  # how many loops were numbered
+    vectors: set[Value] = field(default_factory=set[Value])  # loaded vectors, and what is computed of these alone
     # Operations for an element of a value that is computed lane by lane from arrays and other tiles.
     cost: dict[Value, float] = field(default_factory=dict[Value, float])
     # By value the numbers of the loops around it that it depends on; a missing value depends on none.
     moved_by: dict[Value, frozenset[int]] = field(default_factory=dict[Value, frozenset[int]])
     # The same, by which the index of a fold depends on all that the fold reads.
     refetched_by: dict[Value, frozenset[int]] = field(default_factory=dict[Value, frozenset[int]])
+    # The same, by which the index of a fold depends on the fold alone, wherever its tiles begin and end.
+    placed_by: dict[Value, frozenset[int]] = field(default_factory=dict[Value, frozenset[int]])
 
     def block(self, block: Block, loops: tuple[Loop, ...]) -> Held:
         """Read the ops of a block inside of loops."""
@@ -95,6 +98,7 @@ class _Reader:
                 self.products.append(_product(op, loops))
             case MemoryOp():
                 self.accesses.append(self._access(op, loops))
+                self.vectors.update(result for result in op.results if len(result.tile.shape) == 1)
             case _ if not isinstance(op, Constant) and op.results and op.results[0].tile.shape:
                 self.ops.append(self._lanes(op, loops))
             case _:
@@ -109,7 +113,11 @@ class _Reader:
             dims = (op.dim,)
         moves = isinstance(op, Transpose) and op.permutation[-1] != len(op.permutation) - 1
         function = isinstance(op, Elementwise) and op.function in FUNCTIONS
-        return TileOp(self._tile(op.operands[0] if dims else op.results[0]), loops, function, dims, moves)
+        of_vectors = any(value in self.vectors for value in op.operands)
+        if isinstance(op, Elementwise | Convert) and of_vectors and len(op.results[0].tile.shape) == 1:
+            self.vectors.add(op.results[0])
+        turns = isinstance(op, Broadcast) and of_vectors and op.dims[-1] != len(op.shape) - 1
+        return TileOp(self._tile(op.operands[0] if dims else op.results[0]), loops, function, dims, moves, turns)
 
     def _held(self, block: Block, inner: Sequence[Held]) -> Held:
         """What a program holds while it runs a block.
@@ -163,7 +171,7 @@ class _Reader:
 
     def _note_loops(self, op: Op, depth: int) -> None:
         """Note the loops that the values of an op depend on, inside of `depth` loops."""
-        for table in (self.moved_by, self.refetched_by):
+        for table in (self.moved_by, self.refetched_by, self.placed_by):
             by = _loops_of(op.uses(), table)
             # An iteration of a loop depends on all iterations before it.
             inside_by = by | {depth} if isinstance(op, Fold) else by
@@ -171,6 +179,7 @@ class _Reader:
             table |= dict.fromkeys(op.results, by)
         if isinstance(op, Fold):
             self.moved_by[op.body.args[0]] = _loops_of((op.start, op.stop), self.moved_by) | {depth}
+            self.placed_by[op.body.args[0]] = frozenset({depth})
 
     def _loop(self, extent: int, block: int, part: float) -> Loop:
         self.loops += 1
@@ -180,18 +189,21 @@ class _Reader:
         dims = op.access.dims
         last = [op.positions[term.operand] for dim in dims[-1:] for term in dim.position.terms]
         moved, streamed = (_loops_of(values, self.moved_by) for values in (op.positions, last))
-        refetched = _loops_of(op.positions, self.refetched_by)
+        refetched, placed = (_loops_of(op.positions, table) for table in (self.refetched_by, self.placed_by))
         return TileAccess(
             sizes=tuple(dim.size for dim in dims),
             loops=loops,
             moved_by=tuple(n in moved for n in range(len(loops))),
             streamed_by=tuple(n in streamed for n in range(len(loops))),
             refetched_by=tuple(n in refetched for n in range(len(loops))),
+            placed_by=tuple(n in placed for n in range(len(loops))),
             array=self.arrays[op.ref],
             extents=tuple(op.extents),
             kinds=tuple(dim.kind for dim in dims),
             aligned=tuple(dim.kind != "block" or dim.position.is_multiple_of(dim.size) for dim in dims),
             itemsize=op.ref.ref.dtype.itemsize,
+            is_operand=any(result in self.operands for result in op.results),
+            stores=not isinstance(op, Load),
         )
 
     def _part(self, op: Fold) -> float:

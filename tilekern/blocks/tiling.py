@@ -92,7 +92,7 @@ class Tile:
         return math.prod(self.shape[:-1])
 
 
-@_pytree("is_function", "reduces", "transposes")
+@_pytree("is_function", "reduces", "transposes", "turns")
 class TileOp:
     """An op that computes a tile lane by lane, or combines the lanes of one.
 
@@ -102,6 +102,7 @@ class TileOp:
       is_function: True for one of `reader.FUNCTIONS`.
       reduces: the dims that it reduces, scans or sorts; empty for elementwise ops.
       transposes: True if the last dim of its operand is another dim of its result.
+      turns: True if it gives each element of a loaded vector a row: its lanes become rows.
     """
 
     tile: Tile
@@ -109,6 +110,7 @@ class TileOp:
     is_function: bool
     reduces: tuple[int, ...]
     transposes: bool
+    turns: bool = False
 
     @property
     def times(self) -> Number:
@@ -144,7 +146,10 @@ class Product:
         return times(self.loops)
 
 
-@_pytree("array", "extents", "kinds", "aligned", "itemsize", "moved_by", "streamed_by", "refetched_by")
+@_pytree(
+    *("array", "extents", "kinds", "aligned", "itemsize", "is_operand", "stores"),
+    *("moved_by", "streamed_by", "refetched_by", "placed_by"),
+)
 class TileAccess:
     """A load, a store or an update of a tile of an array.
 
@@ -155,11 +160,15 @@ class TileAccess:
       streamed_by: for each loop True if the position along the array's last dim depends on the loop's index.
       refetched_by: as `moved_by`, but the index of a fold counts as one that depends on all that the fold reads. The
         constants of `on_tpu` were fitted with it.
+      placed_by: as `moved_by`, but the index of a fold counts as one that depends on the fold alone: True for a loop
+        around a fold only if all tiles of the fold move with it.
       array: the number of the param.
       extents: the sizes of the array.
       kinds: the kinds of the dims of the access, as in `ir.memory.Dim`.
       aligned: for each dim True if the position is a multiple of the size.
       itemsize: bytes of an element.
+      is_operand: True if only matrix products use the tile.
+      stores: True for a store or an update.
     """
 
     sizes: tuple[Number, ...]
@@ -167,11 +176,14 @@ class TileAccess:
     moved_by: tuple[bool, ...]
     streamed_by: tuple[bool, ...]
     refetched_by: tuple[bool, ...]
+    placed_by: tuple[bool, ...]
     array: int
     extents: tuple[int, ...]
     kinds: tuple[str, ...]
     aligned: tuple[bool, ...]
     itemsize: int
+    is_operand: bool
+    stores: bool
 
     @property
     def times(self) -> Number:
