@@ -21,6 +21,11 @@ from tilekern.estimate.tpu.simulate import Run, simulate
 ROOT = Path(__file__).parents[3]
 _TIMEOUT = 300
 _BUNDLES = "packed-bundles-post-ra"
+_UTILIZATION = "pre-delay_hlo-static-per-bundle-utilization"
+_ORIGINAL = "original"
+_DUMPED = "|".join((_BUNDLES, "pre-delay", _ORIGINAL))
+"""Labels of the passes whose text is read. The texts of all passes are 387 MB for cross-entropy, and take a third of
+the compiler's time to write."""
 
 
 class CompileError(Exception):
@@ -110,13 +115,17 @@ def estimate(program: str, chip_name: str, keep: Path | None = None) -> list[Ker
         compile_into(keep, program, chip_name)
         return read(keep, chip_name, machine)
     with tempfile.TemporaryDirectory(prefix="tpu-static-") as folder:
-        compile_into(Path(folder), program, chip_name)
+        compile_into(Path(folder), program, chip_name, passes=_DUMPED)
         return read(Path(folder), chip_name, machine)
 
 
-def compile_into(folder: Path, program: str, chip_name: str) -> None:
-    """Compile in a child process; libtpu writes its dumps into the folder."""
+def compile_into(folder: Path, program: str, chip_name: str, passes: str = "") -> None:
+    """Compile in a child process; libtpu writes its dumps into the folder, of passes whose label has `passes` in it.
+
+    `passes` is a regular expression.
+    """
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_emit_annotations=true"
+    flags += f" --xla_jf_dump_llo_pass_label_regex=.*({passes}).*"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -211,8 +220,8 @@ def _kernel(
 ) -> tuple[KernelEstimate, Mapping[int, Sequence[int]]]:
     """One kernel, and the words that it stores, by operand; the cores of a chip that share the grid run at once."""
     program = bundles.parse(_dump(folder, name, _BUNDLES).read_text())
-    table = slots.parse(_dump(folder, name, r"pre-delay_hlo-static-per-bundle-utilization").read_text())
-    original = _dumps(folder, name, "original")[0].read_text()  # XLA makes some fusions in several attempts
+    table = slots.parse(_dump(folder, name, _UTILIZATION).read_text())
+    original = _dumps(folder, name, _ORIGINAL)[0].read_text()  # XLA makes some fusions in several attempts
     index = re.search(r"(#allocation\d+) \[.*- core index'\]", original)
     runs = [
         simulate(program, machine, operands, {index[1]: core} if index else {})
