@@ -121,7 +121,7 @@ def _shuffles(op: TileOp, threads: Number, of_thread: int) -> Number:
 
 
 def _combined(op: TileOp, of_row: Number) -> Number:
-    """The threads of a warp that combine what each has reduced: those of a row, or of a column."""
+    """The threads of a warp that combine what each has reduced: they share a row, or a column."""
     return of_row if op.reduces_inner else _WARP / of_row
 
 

@@ -81,7 +81,7 @@ def _ends(tiling: Tiling) -> _Ends:
 
 
 def _registers(tile: Tile, ends: _Ends) -> Number:
-    """Registers that a tile takes; those whose lanes are all behind the end of an array are left out."""
+    """Registers that a tile takes, without registers that are behind the end of an array."""
     shape = list(tile.shape)
     for size, extent in ends:
         shape = [np.where((n == size) & (n > extent), extent, n) for n in shape]
@@ -171,7 +171,7 @@ def _compact_bytes(access: TileAccess) -> Number:
 
 
 def _places(access: TileAccess) -> list[int]:
-    """The dims in their order in memory: those of which a tile has one element first, for a register holds no tile."""
+    """The dims in their order in memory: dims of which a tile has one element come first."""
     return sorted(range(len(access.kinds)), key=lambda n: access.kinds[n] != "index")
 
 
