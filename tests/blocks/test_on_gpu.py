@@ -10,7 +10,7 @@ import pytest
 
 import tilekern as tk
 from tilekern.blocks import model_of, tiling
-from tilekern.lower.target import resolve
+from tilekern.lower.target import device_of, resolve
 
 S = jax.ShapeDtypeStruct
 TARGETS = ("cuda:sm_80", "cuda:sm_90")
@@ -87,7 +87,9 @@ def test_warps_behind_the_end_of_an_array_move_nothing(target: str) -> None:
     halves, full = (seconds(double, wide, target, rows=4, columns=n) for n in (2048, 1024))
     parts, whole = (seconds(double, narrow, target, rows=64, columns=n) for n in (256, 64))
     assert halves < 1.1 * full
-    assert parts > 1.4 * whole
+    # All multiprocessors together load and store 36 bytes a cycle each.
+    whole_warps = 2 * narrow.shape[0] * 256 * narrow.dtype.itemsize
+    assert parts >= whole_warps / (36 * device_of(resolve(target)).cores * 1.8e9) > whole
 
 
 @tk.kernel(out_type=lambda x, y: S((x.shape[0], y.shape[1]), x.dtype))
@@ -98,20 +100,22 @@ def product(x, y, out, *, m: tk.Block, n: tk.Block, k: tk.Block):
     out[i, j] = acc.astype(out.dtype)
 
 
-def seconds_of_product(size: int, **blocks: int) -> float:
-    model, x = model_of(resolve("cuda:sm_90")), S((size, size), jnp.bfloat16)
+def seconds_of_product(size: int, target: str, **blocks: int) -> float:
+    model, x = model_of(resolve(target)), S((size, size), jnp.bfloat16)
     assert model is not None
     return float(model(tiling(product.trace(x, x, **blocks).ir)))
 
 
 def test_the_padding_of_an_operand_is_copied_too() -> None:
     # Matrix units take a depth of 16 at least.
-    assert seconds_of_product(2048, m=64, n=1024, k=8) > 1.8 * seconds_of_product(2048, m=64, n=1024, k=16)
+    assert seconds_of_product(2048, "cuda:sm_90", m=64, n=1024, k=8) > 1.8 * seconds_of_product(
+        2048, "cuda:sm_90", m=64, n=1024, k=16
+    )
 
 
 def test_large_products_hide_the_wait_for_their_operands() -> None:
     # Alone, a multiprocessor takes 32 times 1024 cycles for the product, and the start.
-    cycles = seconds_of_product(2048, m=128, n=256, k=64) * 1.8e9
+    cycles = seconds_of_product(2048, "cuda:sm_90", m=128, n=256, k=64) * 1.8e9
     assert 32 * 1024 < cycles < 1.6 * 32 * 1024
 
 
@@ -123,23 +127,8 @@ def test_warps_with_rows_of_their_own_compute_while_others_load(target: str) -> 
     assert own < 0.9 * shared
 
 
-@tk.kernel(out_type=lambda x, y: S((x.shape[0], y.shape[1]), x.dtype))
-def product(x, y, out, *, inner: tk.Block):
-    """out[M, N] = x[M, K] @ y[K, N]."""
-    i, j = tk.parallel(x.shape[0], 128), tk.parallel(y.shape[1], 128)
-    tiles = tk.serial(x.shape[1], inner)
-    total = tk.fold(tiles, lambda k, acc: acc + tk.dot(x[i, k], y[k, j]), tk.zeros((i, j), jnp.float32))
-    out[i, j] = total.astype(out.dtype)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_operands_that_cannot_be_loaded_an_iteration_ahead_are_waited_for(target: str) -> None:
-    x = S((4096, 4096), jnp.bfloat16)
-
-    def by_model(inner: int) -> float:
-        model = model_of(resolve(target))
-        assert model is not None
-        return float(model(tiling(product.trace(x, x, inner=inner).ir)))
-
+    short, long = (seconds_of_product(4096, target, m=128, n=128, k=k) for k in (128, 256))
     # Tiles of 256 take 256 KiB twice.
-    assert by_model(256) > 1.3 * by_model(128)
+    assert long > 1.3 * short
