@@ -210,7 +210,7 @@ def _product(device: Device, p: Product, threads: Number) -> Number:
         return p.times * (_BARRIERS + (p.batch * p.m * p.n * p.k / _EXACT + operands) / _LANES)
     m, n, k = (np.maximum(size, _SMALLEST) for size in (p.m, p.n, p.k))
     flops = device.flops / device.cores * _CYCLE
-    matrix = p.batch * 2 * m * n * k / flops
+    matrix: Number = p.batch * 2 * m * n * k / flops
     if device.matrix_unit == "wgmma":
         narrow = np.maximum(matrix / _FROM_REGISTERS, _chain(p, m, n, k, threads))
         matrix = np.where(m < _WIDE, narrow, matrix)
