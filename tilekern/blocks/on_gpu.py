@@ -213,7 +213,7 @@ def _product(device: Device, p: Product, threads: Number) -> Number:
     matrix: Number = p.batch * 2 * m * n * k / flops
     if device.matrix_unit == "wgmma":
         narrow = np.maximum(matrix / _FROM_REGISTERS, _chain(p, m, n, k, threads))
-        matrix = np.where(m < _WIDE, narrow, matrix)
+        matrix = np.maximum(matrix, narrow * (m < _WIDE))
     elif device.matrix_unit == "mma":
         matrix = np.maximum(matrix, _chain(p, m, n, k, threads))
     return p.times * (_ISSUED + matrix)
