@@ -154,12 +154,13 @@ EXAMPLES: dict[str, str] = {
         tk.interpret(small.trace(x))(x)
     """,
     "WriteConflictError": """
-        @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct((4, 4), x.dtype))
-        def pairs(x, out):
+        @tk.kernel(out_type=like)
+        def placed(x, places, out):
             i = tk.parallel(x.shape[0])
-            out[i // 2] = x[i]
+            out[places[i]] = x[i]
 
-        tk.interpret(pairs.trace(x))(x)
+        places = jnp.arange(x.shape[0]) // 2
+        tk.interpret(placed.trace(x, places))(x, places)
     """,
     "DeviceAssertionError": """
         @tk.kernel(out_type=like)

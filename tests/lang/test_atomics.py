@@ -320,8 +320,8 @@ def test_a_donated_input_that_another_program_overwrites() -> None:
 
 def test_two_programs_store_an_element_that_starts_at_zero() -> None:
     @tk.kernel(out_type=zeros_like_first)
-    def f(x, out):
+    def f(x, places, out):
         i = tk.parallel(6)
-        out[i // 2] = x[i]  # <-
+        out[places[i]] = x[i]  # <-
 
-    found(WriteConflictError, "two programs store out[0]", f, X)
+    found(WriteConflictError, "two programs store out[0]", f, X, np.arange(6, dtype=np.int32) // 2)

@@ -148,6 +148,20 @@ def test_a_load_for_its_shape_alone() -> None:
     check(f, X, oracle=np.ones(13, np.float32))
 
 
+def _wrong_in_the_interpreter(body) -> None:
+    """Assert that a kernel runs, if it is refused, into an error of the interpreter."""
+    try:
+        in_place(body).trace(X)
+    except TilekernError as error:
+        assert isinstance(error, (OrderDependenceError, OutputError))
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("check_coverage", "check_collisions"):
+                patch.setattr(f"tilekern.lang.trace.{name}", lambda func: None)
+            func = in_place(body).trace(X).ir
+        with pytest.raises((OrderDependenceError, WriteConflictError)):
+            interpret(func, X)
+
+
 PLACES = [
     lambda i, j: i,
     lambda i, j: i + 4,
@@ -172,13 +186,178 @@ def test_a_refused_kernel_is_wrong_in_the_interpreter(loads, stores, block) -> N
         for place, mask in stores:
             d.store(place(i, j), total, mask=None if mask is None else mask(i, j))
 
-    try:
-        in_place(body).trace(X)
-    except TilekernError as error:
-        assert isinstance(error, (OrderDependenceError, OutputError))
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("check_coverage", "check_collisions"):
-                patch.setattr(f"tilekern.lang.trace.{name}", lambda func: None)
-            func = in_place(body).trace(X).ir
-        with pytest.raises((OrderDependenceError, WriteConflictError)):
-            interpret(func, X)
+    _wrong_in_the_interpreter(body)
+
+
+# --- in loops and branches -------------------------------------------------------------------------------------------
+
+
+def _iterations_that_read_neighbours(d):
+    i = tk.parallel(d.shape[0], 4)
+
+    def step(t):
+        d[i] = d[i - 1] + d[i + 1]
+
+    tk.foreach(tk.serial(3), step)
+
+
+def _a_loop_up_to_the_program(d):
+    i = tk.parallel(d.shape[0], 4)
+    before = tk.fold(tk.serial(d.shape[0], 4, stop=i.start), lambda t, total: total + d[t].sum(), 0.0)
+    d[i] = d[i] + before
+
+
+def _a_branch_of_every_second_program(d):
+    i = tk.parallel(d.shape[0], 4)
+    d[i] = d[i] * 2
+
+    @tk.when(i.index % 2 == 1)
+    def _():
+        d[i] = d[i - 4]
+
+
+def _a_case_of_a_switch(d):
+    i = tk.parallel(d.shape[0], 4)
+    d[i] = jax.lax.switch(i.index % 3, [lambda: jnp.zeros(4), lambda: jnp.ones(4), lambda: d[i - 1]])
+
+
+LOADING = [
+    _iterations_that_read_neighbours,
+    _a_loop_up_to_the_program,
+    _a_branch_of_every_second_program,
+    _a_case_of_a_switch,
+]
+
+
+@pytest.mark.parametrize("body", LOADING)
+def test_loads_in_loops_and_branches_that_the_grid_decides(body) -> None:
+    with pytest.raises(OrderDependenceError, match=r"a program loads d\[\d+\], which another program stores"):
+        in_place(body)(X)
+
+
+def test_a_walk_of_persistent_programs() -> None:
+    """Three programs take every third tile; with steps of one tile they store the same tiles."""
+
+    def walk(step):
+        @like_first
+        def f(x, out):
+            p = tk.parallel(3)
+
+            def tile(n):
+                place = tk.tile(13, 2, n * step + p)
+                out[place] = x[place]
+
+            tk.foreach(tk.serial(3), tile)
+
+        return f
+
+    check(walk(3), X, oracle=X)
+    with refused(OutputError, TWICE, got="element"):
+
+        @like_first
+        def f(x, out):
+            p = tk.parallel(5)
+
+            def tile(n):
+                place = tk.tile(13, 2, n + p)
+                out[place] = x[place]  # <-
+
+            tk.foreach(tk.serial(3), tile)
+
+        f.trace(X)
+
+
+def test_tiles_of_neighbours_that_overlap() -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(4)
+        out[tk.ds(i * 3, 4)] = x[tk.ds(i * 3, 4)]  # <-
+
+    with refused(OutputError, TWICE, got="element [3]"):
+        f.trace(X)
+
+
+def test_two_stores_of_which_each_keeps_apart() -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out[i] = x[i]
+        out[i + 4] = x[i + 4]  # <-
+
+    with refused(OutputError, TWICE, got="element [4]"):
+        f.trace(X)
+
+
+def test_an_element_of_a_program_that_another_one_stores_under_a_condition() -> None:
+    def f(last):
+        @like_first
+        def f(x, out):
+            i = tk.parallel(x.shape[0], 4)
+            out[i] = x[i]
+
+            @tk.when(i.index == 3 if last else x[i].sum() > 3)  # data may let no program store
+            def _():
+                out[12] = 0.0
+
+        return f
+
+    check(f(last=True), X, oracle=np.append(X[:12], np.float32(0)))
+    f(last=False).trace(X)
+
+
+def test_loops_whose_bounds_data_decide_are_not_refused() -> None:
+    @in_place
+    def f(d):
+        i = tk.parallel(6, 2)
+        stop = (d[12] * 0).astype(jnp.int32)
+        d[i] = tk.fold(tk.serial(13, 2, stop=stop), lambda t, total: total + d[t], jnp.ones(2))
+
+    check(f, X, oracle=np.append(np.ones(6, np.float32), X[6:]))
+
+
+def test_long_loops_and_large_grids_are_evaluated_in_part() -> None:
+    @kernel(((2000, 3000), np.float32))
+    def f(out):
+        i = tk.parallel(2000)
+
+        def store(n):
+            out[(i * 7) % 2000, n] = 1.0
+
+        tk.foreach(tk.serial(3000), store)
+
+    f.trace()
+
+
+LOOPS = st.sampled_from([(0, 1), (0, 3), (2, 2), (1, 4)])
+LOOPED = st.sampled_from(
+    [
+        lambda i, n: i,
+        lambda i, n: n,
+        lambda i, n: i * 2 + n,
+        lambda i, n: n * 4 + i,
+        lambda i, n: (i + n) % 13,
+        lambda i, n: 12 - i - n,
+    ]
+)
+WHEN = st.sampled_from([lambda i, n: True, lambda i, n: i == 1, lambda i, n: n > 1, lambda i, n: (i + n) % 2 == 0])
+
+
+@WIDE
+@given(
+    LOOPS, st.lists(LOOPED, max_size=1), st.lists(st.tuples(LOOPED, WHEN), min_size=1, max_size=2), st.integers(1, 3)
+)
+def test_a_refused_loop_is_wrong_in_the_interpreter(bounds, loads, stores, programs) -> None:
+    def body(d):
+        i = tk.parallel(programs)
+
+        def step(n):
+            total = sum((d[place(i, n)] for place in loads), jnp.float32(1))
+            for place, when in stores:
+
+                @tk.when(jnp.asarray(when(i, n)))
+                def _(place=place):
+                    d[place(i, n)] = total
+
+        tk.foreach(tk.serial(13, start=bounds[0], stop=bounds[1]), step)
+
+    _wrong_in_the_interpreter(body)

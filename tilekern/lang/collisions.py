@@ -5,15 +5,13 @@
 
 Lanes behind the end of an axis have positions, too, and arithmetic may bring these back into the array. A donated array
 holds what other programs stored, or not yet. A compiled program sees neither, and returns wrong numbers. Positions
-without data are the same in each call, so they are evaluated, program by program, of large grids for the first and
+without data are the same in each call, so the accesses of programs are evaluated, of large grids for the first and
 the last programs. A kernel is refused only if each of its calls is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
-from math import prod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,80 +19,63 @@ from tilekern import source
 from tilekern.errors import OrderDependenceError, OutputError
 from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import Load, Store
-from tilekern.ir.touched import Touched
+from tilekern.ir.records import record
+from tilekern.lang.grid_accesses import Accesses
 from tilekern.lang.unwritten import live_ops
 
-_PROGRAMS, _PROGRAMS_THAT_LOAD, _LANES = 512, 64, 1 << 18  # most that are evaluated: milliseconds
-
-type Evaluated = Mapping[Load | Store, Sequence[Op]]
-"""The ops that compute the positions of each access, in order."""
+_PROGRAMS, _PROGRAMS_THAT_LOAD = 512, 64  # most that are evaluated
 
 
 def check_collisions(func: Func) -> None:
-    """Raise an error if two programs surely store one element by an index vector, or one loads what another stores.
+    """Raise an error if two programs surely store one element, or one loads what another stores.
 
     Raises:
       OutputError: two programs store one element.
       OrderDependenceError: a program loads an element that another program stores.
     """
-    accesses = [op for op in func.body.ops if isinstance(op, (Load, Store)) and op.ref.ref.role != "in"]
-    stores = [op for op in accesses if isinstance(op, Store)]
-    if not stores:
-        return
-    definitions = {v: op for op in func.body.ops for v in op.results}
-    by_vectors = [store for store in stores if any(v.tile.shape for v in store.positions)]
-    for store, needed in _evaluated(func, by_vectors, definitions).items():
-        _check_store(func, store, needed)
-    loaded = {op.ref for op in accesses if isinstance(op, Load)} & {op.ref for op in stores}
-    live = live_ops(func) if loaded else set[Op]()
-    for ref in loaded:
+    accesses = [op for op in func.walk() if isinstance(op, (Load, Store)) and op.ref.ref.role != "in"]
+    stored = {op.ref for op in accesses if isinstance(op, Store)}
+    live = live_ops(func) if any(isinstance(op, Load) and op.ref in stored for op in accesses) else set[Op]()
+    for ref in stored:
         touching = [op for op in accesses if op.ref is ref and (isinstance(op, Store) or op in live)]
-        if len({(op.access, op.positions) for op in touching}) > 1:  # not each program its own elements alone
-            _check_loads(func, _evaluated(func, touching, definitions))
+        if not _keep_apart(func, touching):
+            _check_ref(func, touching)
 
 
-def _evaluated(func: Func, accesses: Sequence[Load | Store], definitions: dict[Value, Op]) -> Evaluated:
-    """The accesses whose positions and mask the grid alone decides."""
-    ops = {op: _ops_of_positions(op, definitions, func.body.args) for op in accesses}
-    return {op: needed for op, needed in ops.items() if needed is not None}
+def _keep_apart(func: Func, touching: Sequence[Load | Store]) -> bool:
+    """True if each index of the grid has a dim in which it alone decides a slot, the same for all accesses."""
+    if len({op.extents for op in touching}) > 1:  # a reshaped view has dims of its own
+        return False
+    slots = set[_Slot].intersection(*({s for n in range(len(op.extents)) if (s := _slot(op, n))} for op in touching))
+    apart = {slot.index for slot in slots}
+    return apart.issuperset(arg for arg, axis in zip(func.body.args, func.axes, strict=True) if axis.tiles > 1)
 
 
-def _ops_of_positions(access: Load | Store, definitions: dict[Value, Op], grid: Sequence[Value]) -> list[Op] | None:
-    needed, pending = set[Op](), _decided_by(access)
-    while pending:
-        value = pending.pop()
-        op = definitions.get(value)
-        if value in grid or op in needed:
-            continue
-        if op is None or not op.pure or op.regions:
-            return None
-        needed.add(op)
-        pending += op.operands
-    return [op for op in dict.fromkeys(definitions.values()) if op in needed]
+@record
+class _Slot:
+    """The elements from `index * size` to `(index + 1) * size` along a dim."""
+
+    dim: int
+    index: Value
+    size: int
 
 
-def _decided_by(access: Load | Store) -> list[Value]:
-    return [v for v in (*access.positions, access.mask) if v is not None]
+def _slot(access: Load | Store, number: int) -> _Slot | None:
+    """The slot along a dim that no lane of an access leaves."""
+    dim = access.access.dims[number]
+    terms, lanes = dim.position.terms, dim.size if dim.kind == "block" else 1
+    if len(terms) != 1 or terms[0].div > 1 or terms[0].mod or dim.kind not in ("block", "index"):
+        return None
+    (term,) = terms
+    inside = 0 <= dim.position.const <= term.stride - lanes
+    return _Slot(number, access.positions[term.operand], term.stride) if inside else None
 
 
-def _programs(func: Func, evaluated: Evaluated, most: int) -> Iterator[Mapping[Value, Array]]:
-    """The values of positions in some programs, which differ in the indices that a position depends on."""
-    used = {v for op, ops in evaluated.items() for v in (*_decided_by(op), *(w for o in ops for w in o.operands))}
-    axes = list(zip(func.body.args, func.axes, strict=True))
-    sizes = [axis.tiles if arg in used else min(axis.tiles, 1) for arg, axis in axes]
-    lanes = max((prod(op.access.shape) for op in evaluated), default=1)
-    count, most = prod(sizes), min(most, _LANES // max(lanes, 1))
-    if count <= most:
-        indices = product(*map(range, sizes))
-    else:
-        ends = [*range(most // 2), *range(count - most // 2, count)]
-        indices = iter(np.stack(np.unravel_index(ends, sizes), 1)) if ends else iter(())
-    ops = dict.fromkeys(op for needed in evaluated.values() for op in needed)
-    for index in indices:
-        values = {arg: np.asarray(n, np.int32) for (arg, _), n in zip(axes, index, strict=True)}
-        for op in ops:
-            values[op.result] = np.asarray(op.evaluate(*(values[v] for v in op.operands)))
-        yield values
+def _check_ref(func: Func, touching: Sequence[Load | Store]) -> None:
+    stores = [op for op in touching if isinstance(op, Store)]
+    _check_stores(stores, Accesses(func, stores).of_programs(_PROGRAMS))
+    if len(stores) < len(touching):
+        _check_loads(touching, Accesses(func, touching).of_programs(_PROGRAMS_THAT_LOAD))
 
 
 class _Owners:
@@ -121,31 +102,32 @@ class _Owners:
         return flat[(self.flat[place] == flat) & (self.programs[place] != program)]
 
 
-def _check_store(func: Func, store: Load | Store, needed: Sequence[Op]) -> None:
-    access = Touched(store, {})
-    twice = _Owners([access.elements(v)[0] for v in _programs(func, {store: needed}, _PROGRAMS)]).stored_twice()
+def _owners(stores: Sequence[Store], programs: Sequence[dict[Op, Array]]) -> _Owners:
+    return _Owners([np.concatenate([touched[op] for op in stores]) for touched in programs])
+
+
+def _check_stores(stores: Sequence[Store], programs: Sequence[dict[Op, Array]]) -> None:
+    twice = _owners(stores, programs).stored_twice()
     if twice.size:
-        with source.at(store.loc):
+        element = twice[:1]
+        last = next(op for op in reversed(stores) if any(np.isin(element, touched[op]) for touched in programs))
+        with source.at(last.loc):
             raise OutputError(
-                f"2 programs store the same elements of {store.ref.name}",
+                f"2 programs store the same elements of {last.ref.name}",
                 expected="one program for each element of an output, also by lanes behind the end of an axis",
-                got=f"an index vector by which two programs store element {_element(store, twice)}",
-                fix=f"mask lanes behind the end: {store.ref.name}.store(index, value, mask=i.valid); "
-                "sum over programs in a tk.Sum",
+                got=f"two programs that store element {_element(last, element)}",
+                fix="index the output by a tile of every tk.parallel; mask lanes behind the end: "
+                f"{last.ref.name}.store(index, value, mask=i.valid); sum over programs in a tk.Sum",
             )
 
 
-def _check_loads(func: Func, evaluated: Evaluated) -> None:
-    accesses = {op: Touched(op, {}) for op in evaluated}
-    programs = list(_programs(func, evaluated, _PROGRAMS_THAT_LOAD))
-    touched = {op: [access.elements(values)[0] for values in programs] for op, access in accesses.items()}
-    for store in (op for op in touched if isinstance(op, Store)):
-        owners = _Owners(touched[store])
-        for load in (op for op in touched if isinstance(op, Load)):
-            for program, flat in enumerate(touched[load]):
-                foreign = owners.foreign(flat, program)
-                if foreign.size:
-                    raise _loaded(load, foreign)
+def _check_loads(touching: Sequence[Load | Store], programs: Sequence[dict[Op, Array]]) -> None:
+    owners = _owners([op for op in touching if isinstance(op, Store)], programs)
+    for load in (op for op in touching if isinstance(op, Load)):
+        for program, touched in enumerate(programs):
+            foreign = owners.foreign(touched[load], program)
+            if foreign.size:
+                raise _loaded(load, foreign)
 
 
 def _loaded(load: Load, foreign: Array) -> OrderDependenceError:
