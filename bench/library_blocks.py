@@ -174,12 +174,18 @@ def table() -> None:
         print(f"{len(ratios)} cases, model / fastest: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}")
 
 
-def _calm() -> None:
-    """Let XLA have one thread, and let freed memory stay in the process: to get its pages again would be timed, too."""
+def _have_one_thread() -> None:
+    """Let XLA have one thread."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     jax.devices()  # makes the threads, one for each core
     os.sched_setaffinity(0, cores)
+
+
+def keep_memory() -> None:
+    """Let freed memory stay in the process: to get its pages again would be timed, too. On Linux with glibc."""
+    if sys.platform != "linux":
+        return
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_MAX, 0)
     libc.mallopt(_M_TRIM_THRESHOLD, -1)
@@ -198,7 +204,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     warnings.simplefilter("ignore")
     if sys.platform == "linux":
-        _calm()
+        _have_one_thread()
+    keep_memory()
     RESULTS.parent.mkdir(exist_ok=True)
     end = time.monotonic() + parsed.seconds
     for case in timed_cases():

@@ -37,6 +37,7 @@ from bench import (
     rows,
     sample,
     sharding,
+    tuning,
     vmap,
 )
 from bench.llvm import attention as llvm_attention
@@ -72,6 +73,7 @@ FILES = {
     "rows": rows,
     "sample": sample,
     "sharding": sharding,
+    "tuning": tuning,
     "vmap": vmap,
 }
 

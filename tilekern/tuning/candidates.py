@@ -34,13 +34,18 @@ class Space:
     Attributes:
       values: by name the values, in order.
       own: the settings of the schedule; a launch option that it leaves out is missing.
+      ranked: the settings that a model takes for the fastest, in this order.
     """
 
     values: Mapping[str, Sequence[Tunable]]
     own: Settings
+    ranked: Sequence[Settings] = ()
 
     def near(self, start: Settings) -> Iterator[Settings]:
-        """All settings, those with the fewest steps from `start` first."""
+        """In turns one of the ranked settings, and one of all, those with the fewest steps from `start` first."""
+        return _in_turns([iter(self.ranked), self._around(start)])
+
+    def _around(self, start: Settings) -> Iterator[Settings]:
         seen, layer = {_frozen(start)}, [dict(start)]
         while layer:
             reached: list[dict[str, Tunable]] = []

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import jax
 import numpy as np
 
 from tilekern import _jax, _machine
+from tilekern.blocks.choose import Blocks, BodyError, by_speed, model_of
 from tilekern.errors import ArgumentError, TilekernError
+from tilekern.ir.core import Func
 from tilekern.kernel.composite import called
 from tilekern.kernel.file_format import encode
 from tilekern.kernel.instance import Instance, Tuning
@@ -36,6 +39,7 @@ from tilekern.tuning.search import Search
 from tilekern.tuning.worker import Setup, call_of
 
 _MOST_CHILDREN = 4
+_RANKED = 64  # settings that the model proposes
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,28 @@ class Subject:
 
     def _space(self, target: Target) -> Space:
         tuning = self._tuning
-        return space(tuning.signature, tuning.settings(target), tuning.fixed, self.kernel.func(target), target)
+        around = space(tuning.signature, tuning.settings(target), tuning.fixed, self.kernel.func(target), target)
+        return replace(around, ranked=self._ranked(target, around.own))
+
+    def _ranked(self, target: Target, own: Settings) -> list[Settings]:
+        """The settings with the fastest blocks by the model of the target; none for a derived gradient."""
+        tuning, model = self._tuning, model_of(target)
+        free = [name for name in tuning.signature.blocks if name not in tuning.fixed]
+        if model is None or self.gradient or not free:
+            return []
+
+        def programs(blocks: Blocks) -> Sequence[Func]:
+            try:
+                return [tuning.varied({**own, **blocks}, target).func(target)]
+            except TilekernError as error:
+                raise BodyError from error
+
+        start = {name: int(own[name]) for name in tuning.signature.blocks}
+        takes_extents = backend_of(target).takes_extents
+        with suppress(BodyError):
+            ranked = by_speed(programs, start, free, model, takes_extents=takes_extents)
+            return [{**own, **sizes} for sizes in islice(ranked, _RANKED)]
+        return []
 
     @property
     def _tuning(self) -> Tuning:

@@ -42,6 +42,7 @@ from tilekern.testing.calls import Call
 from tilekern.testing.simulation import longest_sum
 from tilekern.testing.tolerance import bound_of, errors
 
+_QUICK, _MORE = 0.1, 4  # seconds of a call, up to which more calls are made, and how many
 _FACTOR, _FACTOR_OF_GRADIENTS = 2.0, 3.0  # as `tilekern.testing.check`
 
 
@@ -130,8 +131,14 @@ class Worker:
                 out.tofile(self._folder / f"low-{number}")
         elif wrong := self._wrong(outputs, program.length):
             return {"refused": wrong}
-        [[seconds]] = interleaved([partial(program.run, *self._inputs())], 1)
-        return {"estimate": estimate, "seconds": seconds}
+        return {"estimate": estimate, "seconds": self._first_seconds(partial(program.run, *self._inputs()))}
+
+    def _first_seconds(self, run: Callable[[], Any]) -> float:
+        """The fastest of some calls: another process compiles or runs on the same cores."""
+        [[seconds]] = interleaved([run], 1)
+        if seconds > _QUICK:
+            return seconds
+        return min(seconds, *interleaved([run], _MORE)[0])
 
     # --- programs ---
 
