@@ -179,3 +179,14 @@ def test_a_single_program_computes_after_it_has_fetched(target: str) -> None:
 def test_the_only_loop_of_a_single_program_is_pipelined_if_its_arrays_take_long_to_fetch(target: str) -> None:
     x = S((2048, 4096), jnp.float32)
     assert seconds(sums, x, target, rows=2048, columns=512) <= 1.3 * fetch(x, target)
+
+
+@pytest.mark.parametrize("column", [lambda w: w, lambda w: w + 1, lambda w: 2.0 * (w - 3.0)])
+def test_what_is_computed_from_a_vector_becomes_rows_too(column: Any) -> None:
+    @tk.kernel(out_type=lambda x, w: x)
+    def scaled(x, w, out):
+        i = tk.parallel(x.shape[0], 8)
+        out[i, :] = x[i, :] * column(w[i])[:, None]
+
+    of_kernel = tiling(scaled.trace(S((64, 256), jnp.float32), S((64,), jnp.float32)).ir)
+    assert sum(op.turns for op in of_kernel.ops) == 1

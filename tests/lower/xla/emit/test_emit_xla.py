@@ -40,3 +40,19 @@ def test_functions_of_8_bit_floats_end_loops_of_xla() -> None:
     lowered = traced.lower("cpu:xla")
     assert lowered.text.count("optimization_barrier") >= 6  # rem, sub, div, sign, sign, sub
     np.testing.assert_array_equal(lowered.interpret(x, y), traced.interpret(x, y))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_sums_of_8_bit_floats_are_rounded_once(dtype: str) -> None:
+    @tk.kernel(out_type=lambda x, y: jax.ShapeDtypeStruct((x.shape[0], y.shape[0]), x.dtype))
+    def sums(x: tk.Ref, y: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(x.shape[0], 64)
+        out[i, :] = x[i][:, None] + y[:][None]
+
+    every = np.arange(256, dtype=np.uint8).view(dtype)
+    wide = every.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        expected = (wide[:, None] + wide).astype(dtype)
+    np.testing.assert_array_equal(
+        np.asarray(sums(every, every, target="cpu:xla")).astype(float), expected.astype(float)
+    )
