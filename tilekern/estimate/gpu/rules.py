@@ -60,9 +60,12 @@ def _integers(count: int) -> Callable[[Callable[..., tuple[int, ...]]], Rule]:
     return make
 
 
+_PREDICATES = ("P", "UP", "!P", "!UP")
+
+
 def _word(thread: Thread, operand: str) -> int | None:
     """The value of an addend, of up to 33 bits: -x is the complement of x, plus 1. None if it is not known."""
-    if not re.match(r"-U?R", operand):
+    if not operand.startswith(("-R", "-UR")):
         return thread.read(operand)
     value = thread.read(operand[1:])
     return None if value is None else (value ^ MASK) + 1
@@ -84,8 +87,8 @@ def _reading(suffixes: tuple[str, ...]) -> Callable[[int], int]:
 
 @_rule("IADD3", "UIADD3", "IADD", "VIADD")
 def _add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
-    carries = _values(thread, tuple(o for o in instruction.inputs if re.match(r"!?U?P", o)))
-    words = [_word(thread, o) for o in instruction.inputs if not re.match(r"!?U?P", o)]
+    carries = _values(thread, tuple(o for o in instruction.inputs if o.startswith(_PREDICATES)))
+    words = [_word(thread, o) for o in instruction.inputs if not o.startswith(_PREDICATES)]
     addends = [word for word in words if word is not None]
     if carries is None or len(addends) < len(words):
         return None
@@ -324,7 +327,7 @@ def _shift(low: int, by: int, high: int, suffixes: tuple[str, ...]) -> tuple[int
 @_rule("LEA", "ULEA")
 def _scaled_add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     suffixes, inputs = instruction.suffixes, list(instruction.inputs)
-    carries = [o for o in inputs if re.match(r"!?U?P", o)]
+    carries = [o for o in inputs if o.startswith(_PREDICATES)]
     inputs = [o for o in inputs if o not in carries]
     values, added = _values(thread, tuple(inputs)), _values(thread, tuple(carries))
     if values is None or added is None:
