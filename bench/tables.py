@@ -3,7 +3,7 @@
     python -m bench.tables                                    # all cases; goes on where it stopped
     python -m bench.tables matmul "softmax square" --targets cuda:sm_90,tpu:v5e --budget 60
     python -m bench.tables --write                            # the tables again, from the results so far
-    python -m bench.tables --check                            # rows of kernels that the library has no more
+    python -m bench.tables --check                            # rows and results of kernels that have changed
 
 A case is tuned for each of the kernels that the library's function calls for it. Each result is a line of
 `results/tables.jsonl`, with or without a gain, so that a later run leaves it out. Results with a gain of at least
@@ -217,6 +217,26 @@ def stale(targets: Sequence[str] = TARGETS) -> list[str]:
     return strays
 
 
+def outdated(targets: Sequence[str] = TARGETS) -> list[str]:
+    """The cases whose results are for another block IR or another schedule than a call has now: a run tunes them again.
+
+    The versions of compilers do not count, as in `stale`.
+    """
+    lines = [line for line in results() if line["target"] in targets]
+    called = problems([case for case in dict.fromkeys(line["case"] for line in lines) if case in _titles()], targets)
+    keys = (
+        [{name: field for name, field in fields_of(p.key).items() if name != "versions"} for p in called]
+        if lines
+        else []
+    )
+    records = [line.get("entry", line.get("key", {})) for line in lines]
+    return [
+        f"{line['case']} on {line['target']}"
+        for line, record in zip(lines, records, strict=True)
+        if not any(key.items() <= record.items() for key in keys)
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune, write or check, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.tables", description=__doc__)
@@ -234,6 +254,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         strays = stale(targets)
         print("\n".join(strays) or "all rows fit")
+        print(
+            "\n".join(f"outdated result: {case}" for case in outdated(targets)) or "all results are of today's kernels"
+        )
         return 1 if strays else 0
     for problem in [] if options.write else problems(options.names, targets):
         if _is_done(problem, results()):

@@ -53,6 +53,15 @@ def test_a_row_that_fits_no_kernel_is_listed(tmp_path: Path, monkeypatch: pytest
     assert tables.main(["--check", "--targets", target]) == 1
 
 
+def test_results_of_kernels_that_have_changed_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line for line in tables.results() if line["target"] == "tpu:v5e"][:2]
+    old = {**lines[0], "entry": {**lines[0]["entry"], "ir": "0123456789abcdef"}}
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results.jsonl")
+    tables.RESULTS.write_text("".join(json.dumps(line) + "\n" for line in (old, lines[1])))
+    assert tables.outdated(["tpu:v5e"]) == [f"{old['case']} on tpu:v5e"]
+    assert tables.outdated(["tpu:v6e"]) == []
+
+
 def test_results_are_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problems: list[str] = []
 
