@@ -6,7 +6,7 @@
 
 A case is tuned as `kernel.tune` does, with a budget. Then the blocks that the model takes for the fastest of all are
 estimated one after the other, on GPUs with several numbers of warps and stages, for `--seconds` or until all are done.
-Each case has a line of `results/tune_shares.jsonl`. The share is the best estimate of both over the one of `tune`.
+Each case has a line of `results/tune_shares.jsonl`. The share is the least estimate, over that of `tune`.
 """
 
 from __future__ import annotations
