@@ -19,8 +19,8 @@ from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.touched import Touched
 
-# At most so many lanes, and accesses, of all programs together: milliseconds. Four programs are evaluated anyway.
-_LANES, _RUNS, _LEAST = 1 << 16, 4096, 4
+# At most so many lanes, and ops, of all programs together: milliseconds. Four programs are evaluated anyway.
+_LANES, _OPS, _LEAST = 1 << 16, 2048, 4
 
 
 class Accesses:
@@ -49,7 +49,7 @@ class Accesses:
         if not count:
             return []
         first = self._program((0,) * len(sizes))
-        most = max(_LEAST, min(most, _LANES // max(first.lanes, 1), _RUNS // max(first.runs, 1)))
+        most = max(_LEAST, min(most, _LANES // max(first.lanes, 1), _OPS // max(first.ops, 1)))
         if count <= most:
             places = iter(product(*map(range, sizes)))
         else:
@@ -104,11 +104,11 @@ def _operands(op: Load | Store) -> list[Value]:
 
 
 class _Program:
-    """What one program touches, up to a number of lanes and of accesses.
+    """What one program touches, up to a number of lanes and of ops.
 
     Attributes:
       lanes: the number of lanes that the accesses touched.
-      runs: the number of accesses, and of iterations of loops.
+      ops: the number of ops that ran, and of iterations of loops.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Program:
         """`touched` are the accesses, `needed` all ops to run, `used` their operands, `indices` the grid's."""
         self._touched, self._needed, self._used, self._values = touched, needed, used, indices
         self._parts: dict[Op, list[Array]] = {}
-        self.lanes = self.runs = 0
+        self.lanes = self.ops = 0
 
     def elements(self, op: Op) -> Array:
         """The flat indices of the elements that an access touched."""
@@ -132,10 +132,11 @@ class _Program:
         for op in block.ops:
             if op not in self._needed:
                 continue
+            self.ops += 1
             if op in self._touched:
                 part = self._touched[op].elements(self._values)[0].reshape(-1)
                 self._parts.setdefault(op, []).append(part)
-                self.runs, self.lanes = self.runs + 1, self.lanes + part.size
+                self.lanes += part.size
             elif isinstance(op, Fold):
                 self._fold(op)
             elif isinstance(op, Switch):
@@ -147,8 +148,8 @@ class _Program:
         first, end = op.axis.first_tile(int(self._values[op.start])), op.axis.end_tile(int(self._values[op.stop]))
         index = op.body.args[0]
         for tile in range(first, end if index in self._used else min(end, first + 1)):
-            if self.runs >= _RUNS // _LEAST or self.lanes >= _LANES // _LEAST:
+            if self.ops >= _OPS // _LEAST or self.lanes >= _LANES // _LEAST:
                 return
             self._values[index] = np.asarray(tile, np.int32)
-            self.runs += 1
+            self.ops += 1
             self.run(op.body)
