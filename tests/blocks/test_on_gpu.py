@@ -132,3 +132,8 @@ def test_operands_that_cannot_be_loaded_an_iteration_ahead_are_waited_for(target
     short, long = (seconds_of_product(4096, target, m=128, n=128, k=k) for k in (128, 256))
     # Tiles of 256 take 256 KiB twice.
     assert long > 1.3 * short
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_arrays_without_elements_take_the_time_of_a_launch(target: str) -> None:
+    assert 1e-6 <= seconds(softmax, S((64, 0), jnp.float32), target, rows=32) < 1e-5

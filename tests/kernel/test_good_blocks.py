@@ -179,7 +179,9 @@ def test_a_block_needs_no_default(target: str) -> None:
         out[i, :] = jax.nn.softmax(x[i, :], axis=1)
 
     wide, narrow = (softmax.trace(S(shape, jnp.float32), target=target) for shape in ((64, 50257), (65536, 16)))
-    assert blocks_of(wide.ir)[0] <= 8 < blocks_of(narrow.ir)[0]
+    # By estimates of compiled programs, 8 and 16 wide rows take as long on TPUs, and 4 take three times as long.
+    of_wide, of_narrow = blocks_of(wide.ir)[0], blocks_of(narrow.ir)[0]
+    assert of_wide <= 16 and 8 * of_wide <= of_narrow
     assert wide.lower(target).text
 
 

@@ -289,7 +289,7 @@ def _moved(access: TileAccess) -> Number:
     dims = zip(access.sizes, access.extents, access.kinds, strict=True)
     lanes = [np.minimum(n, e) if kind == "block" else n for n, e, kind in dims if kind in ("block", "gather")]
     size = math.prod(lanes)
-    run = np.minimum(access.run, size)
+    run = np.maximum(np.minimum(access.run, size), 1)
     return access.times * np.ceil(size / run) * np.ceil(run * access.itemsize / _SECTOR) * _SECTOR
 
 
