@@ -188,7 +188,7 @@ def test_a_block_needs_no_default(target: str) -> None:
 def test_choices_that_the_target_refuses_are_passed_over() -> None:
     case, refused = CASES[0], list[int]()
 
-    def refuses(settings: Blocks) -> bool:
+    def refuses(settings: Blocks, large: bool = False, /) -> bool:
         refused.append(settings["block"])
         return len(refused) < 4
 
@@ -271,7 +271,9 @@ def test_an_error_of_the_model_is_no_error_of_the_body(monkeypatch: pytest.Monke
                 raise ValueError("in the body")
             return [traced(CASES[0], **settings)]
 
-        return good_blocks(programs, lambda settings: False, resolve("tpu:v6e"), {}, ["block"], replaceable=True)
+        return good_blocks(
+            programs, lambda settings, large=False: False, resolve("tpu:v6e"), {}, ["block"], replaceable=True
+        )
 
     monkeypatch.setattr(importlib.import_module("tilekern.blocks.good_blocks"), "model_of", lambda target: model)
     assert choose(raises=True) == {"block": 64}
@@ -285,7 +287,7 @@ def test_tiles_are_as_long_as_their_axis_only_where_the_backend_takes_them(monke
             return [double.trace(x, **blocks).ir]
 
         free = ["rows", "columns"]
-        return good_blocks(programs, lambda settings: False, target, {}, free, replaceable=True)["columns"]
+        return good_blocks(programs, lambda settings, large=False: False, target, {}, free, replaceable=True)["columns"]
 
     @tk.kernel(out_type=lambda x: x)
     def double(x, out, *, rows: tk.Block, columns: tk.Block):
@@ -322,3 +324,23 @@ def test_ops_with_several_results_count() -> None:
     x = np.random.default_rng(0).permutation(6400).reshape(100, 64).astype(np.float32)
     assert blocks_of(largest.trace(S((100000, 64), jnp.float32)).ir)[0] > 1
     np.testing.assert_array_equal(largest(x)[1], np.argsort(-x, axis=1)[:, :8])
+
+
+def test_rows_that_are_too_long_for_any_target_get_the_fewest_at_once() -> None:
+    """A row of 200,000 spills registers however few rows a program has, and Triton takes no tile of 64 of them."""
+
+    @tk.kernel(out_type=lambda x: x)
+    def softmax(x, out, *, rows: tk.Block):
+        i = tk.parallel(x.shape[0], rows)
+        out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+    @tk.kernel(out_type=lambda x: x)
+    def by_default(x, out, *, rows: tk.Block = 128):
+        i = tk.parallel(x.shape[0], rows)
+        out[i, :] = jax.nn.softmax(x[i, :], axis=1)
+
+    for kernel in (softmax, by_default):
+        traced = kernel.trace(S((64, 200_000), jnp.float32), target="cuda:sm_90")
+        assert blocks_of(traced.ir)[0] == 1
+        with pytest.warns(tk.errors.LargeProgramWarning, match="registers of each thread"):
+            traced.lower("cuda:sm_90")

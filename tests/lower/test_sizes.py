@@ -11,7 +11,7 @@ import pytest
 import tilekern as tk
 from tilekern import source
 from tilekern.errors import LargeProgramWarning, TargetError
-from tilekern.lower.sizes import large_programs_refused, warn_of_large_program
+from tilekern.lower.sizes import large_programs, warn_of_large_program
 
 BEYOND = 2**31 + 2**26
 
@@ -93,7 +93,7 @@ def test_a_result_beyond_int32() -> None:
 
 def test_large_programs_are_refused_in_one_thread_only() -> None:
     loc = source.Loc(__file__, 1)
-    with large_programs_refused(), pytest.warns(LargeProgramWarning, match="of the other thread"):
+    with large_programs("raise"), pytest.warns(LargeProgramWarning, match="of the other thread"):
         other = threading.Thread(target=warn_of_large_program, args=("of the other thread", loc))
         other.start()
         other.join()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Protocol
 
 from tilekern.blocks.choose import Blocks, BodyError, Programs, by_speed, model_of, tilings
 from tilekern.ir.core import Func
@@ -19,9 +20,18 @@ _START = 64  # of a block without a default, for the first trace
 _MOST_REFUSED = 8  # choices of blocks that the target refuses, until the start stays
 
 
+class Refuses(Protocol):
+    """True if the target does not lower a body with some sizes and values.
+
+    A program that it lowers with a warning that it is large counts as refused, unless `large`.
+    """
+
+    def __call__(self, settings: Blocks, large: bool = False, /) -> bool: ...
+
+
 def good_blocks(
     programs: Programs,
-    refuses: Callable[[Blocks], bool],
+    refuses: Refuses,
     target: Target,
     known: Blocks,
     free: Sequence[str],
@@ -31,11 +41,12 @@ def good_blocks(
 
     A block without a default gets the size of the model. The defaults of the others stay, unless the model finds sizes
     with which the call is `_GAIN` times as fast, or unless the target refuses them. They stay, too, if the call takes
-    less than `_LEAST`, if the target has no model, and if the body does not take other sizes.
+    less than `_LEAST`, if the target has no model, and if the body does not take other sizes. Where the target takes no
+    sizes without a warning that the program is large, it gets the fastest ones that it takes with it.
 
     Args:
       programs: returns the Funcs of a call, for sizes of all blocks and values of all choices.
-      refuses: True if the target does not lower the body with these sizes and values, or warns that they are too large.
+      refuses: see `Refuses`.
       target: the target.
       known: blocks and choices by the call, the schedule or a default.
       free: the blocks that neither the call nor the schedule gives.
@@ -54,9 +65,9 @@ def good_blocks(
         except Exception as error:  # of the user's body, which may raise anything
             raise BodyError from error
 
-    def is_refused(blocks: Blocks) -> bool:
+    def is_refused(blocks: Blocks, large: bool = False) -> bool:
         checked(blocks)
-        return refuses(blocks)
+        return refuses(blocks, large)
 
     def seconds(blocks: Blocks) -> float:
         return float(sum(map(model, tilings(checked(blocks)))))
@@ -68,10 +79,15 @@ def good_blocks(
         if not missing and not refused and own < _LEAST.get(target.platform, _SHORT):
             return {}
         takes_extents = backend_of(target).takes_extents
-        for sizes in islice(by_speed(checked, start, free, model, takes_extents=takes_extents), _MOST_REFUSED):
-            chosen = {**start, **sizes}
+        ranked = islice(by_speed(checked, start, free, model, takes_extents=takes_extents), _MOST_REFUSED)
+        choices = [{**start, **sizes} for sizes in ranked]
+        for chosen in choices:
             if not missing and not refused and seconds(chosen) * _GAIN >= own:
                 break
             if not is_refused(chosen):
                 return {name: chosen[name] for name in free}
+        if missing or refused:
+            for chosen in choices:
+                if not is_refused(chosen, large=True):
+                    return {name: chosen[name] for name in free}
     return {name: start[name] for name in missing}

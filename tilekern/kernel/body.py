@@ -150,14 +150,14 @@ class Body:
         # The model describes the plain emitter; Gluon's has few shapes of tiles.
         plain = replace(target, emitter="")
 
-        def refuses(settings: Mapping[str, Tunable]) -> bool:
+        def refuses(settings: Mapping[str, Tunable], large: bool = False) -> bool:
             blocks, names = self._blocks_of(settings), () if self._derives_by_model else LAUNCH
             launch = {name: int(settings[name]) for name in names if name in settings}
             try:
                 lowered = funcs(blocks) if self._derives_by_model else [self.trace(blocks).func]
             except TilekernError:
                 return True
-            return any(is_refused(func, plain, launch) for func in lowered)
+            return any(is_refused(func, plain, launch, large) for func in lowered)
 
         # The library's own kernels have schedules, or defaults that were measured.
         is_users = not source.is_prebuilt(self.call.definition.loc)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tilekern.errors import LargeProgramWarning, TilekernError
 from tilekern.ir.core import Func
 from tilekern.lower.backend import Lowering, Target
-from tilekern.lower.sizes import large_programs_refused
+from tilekern.lower.sizes import large_programs
 from tilekern.lower.target import backend_of
 
 
@@ -35,15 +35,17 @@ def specialized(func: Func, target: Target, launch: Mapping[str, int], always: b
     return None if specialize is None else specialize(func, target, launch, always)
 
 
-def is_refused(func: Func, target: Target, launch: Mapping[str, int]) -> bool:
-    """True if a target other than a CPU does not take a Func, or warns that it is large: its blocks are too large, say.
+def is_refused(func: Func, target: Target, launch: Mapping[str, int], large: bool = False) -> bool:
+    """True if a target other than a CPU does not take a Func: its blocks are too large, say.
+
+    A program that it takes with a warning that it is large counts as refused, unless `large`.
 
     CPUs take blocks of any size, and lowering for them takes long.
     """
     if backend_of(target).hardware == "CPU":
         return False
     try:
-        with large_programs_refused():
+        with large_programs("ignore" if large else "raise"):
             lower(func, target, launch)
     except (TilekernError, LargeProgramWarning):
         return True

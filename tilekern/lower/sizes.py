@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
 from types import MappingProxyType
+from typing import Literal
 
 from tilekern import source
 from tilekern.errors import LargeProgramWarning, TargetError
@@ -27,28 +28,33 @@ MOST_OPERATIONS = 50_000
 _NONE: Mapping[Op, int] = MappingProxyType({})
 
 
-_refused: ContextVar[bool] = ContextVar("tilekern_large_programs_refused", default=False)
+type _Action = Literal["warn", "raise", "ignore"]
+_action: ContextVar[_Action] = ContextVar("tilekern_large_programs", default="warn")
 
 
 @contextmanager
-def large_programs_refused() -> Generator[None]:
-    """Inside, in this thread, a `LargeProgramWarning` is raised in the place of being issued."""
-    token = _refused.set(True)
+def large_programs(action: _Action) -> Generator[None]:
+    """Inside, in this thread, a `LargeProgramWarning` is raised, or left out, in the place of being issued."""
+    token = _action.set(action)
     try:
         yield
     finally:
-        _refused.reset(token)
+        _action.reset(token)
 
 
 def warn_of_large_program(message: str, loc: source.Loc) -> None:
     """Issue a `LargeProgramWarning` at a line.
 
     Raises:
-      LargeProgramWarning: inside of `large_programs_refused`.
+      LargeProgramWarning: inside of `large_programs("raise")`.
     """
-    if _refused.get():
-        raise LargeProgramWarning(message)
-    warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
+    match _action.get():
+        case "raise":
+            raise LargeProgramWarning(message)
+        case "warn":
+            warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
+        case "ignore":
+            pass
 
 
 def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -> bool:
