@@ -5,8 +5,8 @@
 
 The exhaustive search compiles and times all combinations of powers of two, and of the extents, from `_LEAST` on
 for each block, with the choices of the schedule. The fastest of one to three calls counts first. Then the `_NEAR`
-fastest take turns, then the fastest of these and the blocks of `tune`. The judged share is the time of the best over
-that of `tune`.
+fastest programs take turns. The `_FINALISTS` of them race against the blocks of `tune` and of the schedule. The judged
+share is the time of the fastest finalist over the time with the blocks of `tune`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def measure(titles: Sequence[str] = CASES) -> Iterator[Result]:
         ms = {blocks: statistics.median(samples) * 1e3 for blocks, samples in times.items()}
         best = min(timed, key=lambda blocks: ms[_shown(blocks)])
         share = by_round(times[_shown(best)], times[_shown(tuned)])
-        found = f"{_shown(tuned)} of {row.outcome.tried} tried, the best {_shown(best)}, the schedule's"
+        choices = f"{_shown(tuned)} of {row.outcome.tried} tried, the best {_shown(best)}, the schedule's"
         yield Result(
-            f"tune of {title}: {found} {_shown(case.of_schedule)} {ms[_shown(case.of_schedule)]:.3g} ms",
+            f"tune of {title}: {choices} {_shown(case.of_schedule)} {ms[_shown(case.of_schedule)]:.3g} ms",
             "ms", ms[_shown(best)], SHARE, "share", ms[_shown(tuned)], share,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ import numpy as np
 from bench.gpu import kernels, trained, warp_specialised
 from bench.gpu.item import Item, Record, lowerings_of
 from bench.gpu.kernels import Kernel
+from tilekern.ir.types import kind_of
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.target import Target
 from tilekern.testing import assert_close, in_float64
@@ -90,7 +91,7 @@ class Check(Item):
         inputs = self.inputs(seed)
         wide = jax.tree.leaves(in_float64(partial(KERNELS[self.kernel].reference, **self.keywords), *inputs))
         low = self._low(inputs)
-        return Prepared(inputs, [w if _is_float(w) else n for w, n in zip(wide, low, strict=True)], low)
+        return Prepared(inputs, [w if kind_of(w.dtype) == "float" else n for w, n in zip(wide, low, strict=True)], low)
 
     def _low(self, inputs: list[Any]) -> list[Any]:
         """The reference's results, computed in the inputs' dtype, or by default where that changes a result's dtype."""
@@ -110,7 +111,7 @@ class Check(Item):
                 _require_same_bits(first, repeat)
         for n, (out, oracle, low) in enumerate(zip(first, prepared.oracle, prepared.low, strict=True)):
             with _noting(faults, f"output {n}: "):
-                if _is_float(oracle):
+                if kind_of(oracle.dtype) == "float":
                     assert_close(out, oracle, low, length=length, factor=KERNELS[self.kernel].factor)
                 else:
                     np.testing.assert_array_equal(out, oracle, strict=True)
@@ -165,12 +166,8 @@ def _noting(faults: list[str], place: str = "") -> Generator[None]:
         faults.append(f"{place}{error}")
 
 
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
 def _poison(dtype: Any) -> Any:
-    return np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
+    return np.nan if kind_of(dtype) == "float" else np.iinfo(dtype).min
 
 
 def _error(out: Any, oracle: Any) -> float:

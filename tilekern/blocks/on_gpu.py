@@ -294,7 +294,7 @@ def _moved(access: TileAccess) -> Number:
 
 
 def _requested(access: TileAccess) -> Number:
-    """Bytes that a multiprocessor is busy with: the bytes that move, or the bytes of all lanes if these are more.
+    """Bytes that a multiprocessor is busy with: the bytes that move, or the bytes of all lanes, whichever are more.
 
     The lanes of warps that are behind the end of an array as a whole do not count. The padding of an operand does: its
     zeros are stored to shared memory, too.

@@ -42,7 +42,7 @@ class Space:
     ranked: Sequence[Settings] = ()
 
     def near(self, start: Settings) -> Iterator[Settings]:
-        """In turns one of the ranked settings, and one of all, those with the fewest steps from `start` first."""
+        """In turns one of the ranked settings, and one of all settings, in the order of their steps from `start`."""
         return _in_turns([iter(self.ranked), self._around(start)])
 
     def _around(self, start: Settings) -> Iterator[Settings]:
