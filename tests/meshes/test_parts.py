@@ -169,6 +169,34 @@ def test_results_and_gradients_are_those_of_a_single_device(name: str, data: Any
         assert_close(np.asarray(f), exact, naive, length=64, factor=3)
 
 
+def test_gradients_of_a_batch_that_one_axis_divides_and_sums_that_another_divides() -> None:
+    """`jax.vmap` puts the `shard_map` of the batch's axis into that of the sum's axis."""
+    case = CASES["a batch of products"]
+    given = [put(x, spec) for x, spec in zip(case.arrays(), (P(), P("a", "b")), strict=True)]
+    with jax.set_mesh(MESH):
+        found = jax.jit(partial(both, case.kernel, case))(*given)
+    oracle, low = on_one_device("a batch of products")
+    for f, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
+        assert_close(np.asarray(f), exact, naive, length=64)
+
+
+@pytest.mark.parametrize(("name", "dim"), [("attention", 2), ("rope", 2), ("swiglu", 1)])
+def test_gradients_in_a_shard_map_of_another_axis(name: str, dim: int) -> None:
+    """The user's `shard_map` takes parts of a dim by `b`, and in it `a` divides the first dim by its type."""
+    case = CASES[name]
+    part = P(*(None,) * dim, "b")
+    given = [put(x, P("a", *part[1:])) for x in case.arrays()]
+    kernel = partial(case.kernel, **case.keywords)
+    outer = jax.shard_map(
+        kernel, mesh=MESH.abstract_mesh, axis_names={"b"}, in_specs=(part,) * len(given), out_specs=part
+    )
+    with jax.set_mesh(MESH):
+        found = jax.jit(partial(both, outer, Case(outer, outer, ())))(*given)
+    oracle, low = on_one_device(name)
+    for f, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
+        assert_close(np.asarray(f), exact, naive, length=64)
+
+
 def collectives(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
     text = jax.jit(function).lower(*arrays).compile().as_text()
     return Counter(re.findall(r" (all-[a-z-]+|collective-[a-z-]+|reduce-scatter)\(", text))

@@ -58,9 +58,14 @@ def on_explicit_mesh(callee: Callee, operands: Sequence[Any]) -> Sequence[Any]:
     moved = [
         _moved(callee, n, x, *pair) for n, (x, *pair) in enumerate(zip(operands, specs, division.operands, strict=True))
     ]
+    on_device = on_part(callee, division)
+    if mesh.manual_axes:
+        # Inside of another shard_map, JAX 0.12.0.1 gives each residual specs of the outer axes, too, and then refuses
+        # the program. Rematerialization leaves operands as the only residuals; JAX removes what is computed in vain.
+        on_device = cast(Any, jax).checkpoint(on_device)
     shard_map = cast(Callable[..., Any], jax.shard_map)
     run = shard_map(
-        on_part(callee, division),
+        on_device,
         mesh=mesh,
         in_specs=tuple(map(_partition_spec, division.operands)),
         out_specs=tuple(map(_partition_spec, division.results)),
@@ -179,7 +184,7 @@ def _division_for(callee: Callee, rule: ShardingRule, mesh: Any, operands: Seque
     division = divide(callee, specs, dict(mesh.shape))
     assert division is not None
     # An axis that divides another dim is XLA's choice, as for weights that are gathered for a product.
-    needed = rule.fitting(specs, dict(mesh.shape)) if division.axes else division.operands
+    needed = division.rule.fitting(specs, dict(mesh.shape)) if division.axes else division.operands
     for number, (operand, *pair) in enumerate(zip(operands, specs, needed, strict=True)):
         _warn_if_gathered(callee, number, operand, *pair)
     return division
