@@ -34,7 +34,9 @@ compilations.link_machine_code(_COMPILED.parents[1] / "llvm", Path(os.environ["X
 settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-settings.register_profile("full", parent=settings.get_profile("ci"), derandomize=False, max_examples=500)
+settings.register_profile(
+    "full", parent=settings.get_profile("ci"), derandomize=False, max_examples=500, print_blob=True
+)
 settings.load_profile("ci")  # `--hypothesis-profile` on the command line wins
 
 

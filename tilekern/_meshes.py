@@ -90,7 +90,7 @@ def spec_in_hlo(sharding: Any, mesh: Any, ndim: int) -> tuple[tuple[str, ...], .
     """
     try:
         (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
-    except (ValueError, NotImplementedError, StopIteration):  # IndivisibleError is a ValueError
+    except (ValueError, NotImplementedError, StopIteration, KeyError, AssertionError):  # JAX raises each of them
         return None
     return spec_of_sharding(NamedSharding(mesh, spec), ndim)
 
