@@ -1,7 +1,10 @@
 """The cycle model of GPU kernels: the text of the disassembler, the values of integers, and the way of a warp."""
 
 import doctest
+from collections import Counter
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.estimate.gpu.listings import loop, sass
 from tilekern.estimate.gpu import sass as listings
-from tilekern.estimate.gpu.rules import evaluate
+from tilekern.estimate.gpu.rules import RULES, Rule, evaluate
 from tilekern.estimate.gpu.sass import parse
 from tilekern.estimate.gpu.scalar import MASK, Registers, Thread, Value
 from tilekern.estimate.gpu.walk import Walk, Walker
@@ -259,10 +262,10 @@ def test_registers_that_are_spilled_keep_their_values() -> None:
 def test_bounds_from_memory_are_assumed_and_listed() -> None:
     branch = "LDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 BRA `(.L_x_3)"
     text = sass(f".L_x_3:\n{branch}\nEXIT")
-    for trips, count in (({}, 1), ({"": 4}, 4), ({"": 4, ".L_x_3": 6}, 6)):
+    for trips, rounds in (({}, 1), ({"": 4}, 4), ({"": 4, ".L_x_3": 6}, 6)):
         walk = walked(text, trips)
-        assert walk.visits[0] == count
-        assert walk.assumed == {"BRA at 0x20": f"loop .L_x_3 runs {count} times"}
+        assert walk.visits[0] == rounds
+        assert walk.assumed == {"BRA at 0x20": f"loop .L_x_3 runs {rounds} times"}
     skipped = walked(sass(f"{branch}\nMUFU.EX2 R1, R0\n.L_x_3:\nEXIT"))
     assert skipped.assumed == {"BRA at 0x20": "not taken"}
     left = walked(sass("LDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 EXIT\nEXIT"))
@@ -326,3 +329,78 @@ def test_bytes_that_no_warp_stored_are_not_known() -> None:
     state = Thread({}, {})
     Walker(listing, {}).walk(state, tasks={0x10: [7, 9]})
     assert [state.registers[register] for register in ("R1", "R2", "R3")] == [7, None, 9]
+
+
+# --- loops that are passed again --------------------------------------------------------------------------------------
+
+REGISTERS = st.sampled_from(["R0", "R1", "R2", "R3"])
+PREDICATES = st.sampled_from(["P0", "P1"])
+PLAIN = st.one_of(
+    st.builds("IADD3 {}, {}, {:#x}, RZ".format, REGISTERS, REGISTERS, st.integers(0, 3)),
+    st.builds("LOP3.LUT {}, {}, {:#x}, RZ, 0xc0, !PT".format, REGISTERS, REGISTERS, st.integers(1, 7)),
+    st.builds("ISETP.LT.U32.AND {}, PT, {}, {:#x}, PT".format, PREDICATES, REGISTERS, st.integers(0, 5)),
+    st.builds("@{} MOV {}, {}".format, PREDICATES, REGISTERS, REGISTERS),
+    st.builds("@{} BAR.SYNC.DEFER_BLOCKING {:#x}".format, PREDICATES, st.integers(0, 3)),
+    st.builds("LDG.E {}, [R8.64]".format, REGISTERS),
+)
+
+
+@st.composite
+def nests(draw: st.DrawFn) -> str:
+    """Loops in loops, each of a few iterations, whose bodies skip instructions, leave early, and read anything."""
+    labels = count()
+
+    def body(depth: int) -> list[str]:
+        inner = loop_of(depth + 1) if depth < 2 and draw(st.booleans()) else []
+        return [*draw(st.lists(PLAIN, max_size=2)), *inner, *draw(st.lists(PLAIN, max_size=2))]
+
+    def loop_of(depth: int) -> list[str]:
+        start, middle, after = (f".L_x_{next(labels)}" for _ in range(3))
+        counter, trips = f"R{10 + depth}", draw(st.integers(1, 4))
+        way_out = draw(st.sampled_from([f"@P0 BRA `({middle})", f"@P1 BRA `({after})", "@P1 EXIT", "NOP"]))
+        end = [
+            f"IADD3 {counter}, {counter}, 0x1, RZ",
+            f"ISETP.NE.U32.AND P2, PT, {counter}, {trips:#x}, PT",
+            f"@P2 BRA `({start})",
+        ]
+        reset = draw(st.sampled_from([f"MOV {counter}, RZ", f"LOP3.LUT {counter}, {counter}, 0x0, RZ, 0xc0, !PT"]))
+        return [reset, f"{start}:", *body(depth), way_out, *body(depth), f"{middle}:", *end, f"{after}:"]
+
+    return sass("\n".join([*loop_of(0), draw(PLAIN), *loop_of(0), "EXIT"]))
+
+
+@given(nests(), st.lists(st.tuples(*[st.one_of(st.integers(0, 3), st.none())] * 4), min_size=2, max_size=4))
+def test_loops_that_are_passed_again_are_walked_as_if_step_by_step(text: str, starts: list[tuple[Value, ...]]) -> None:
+    """The walks, what they assume, and the registers at their ends, also if the walk stops within a loop."""
+    listing = parse(text)
+    remembers, forgets = Walker(listing, {"": 2}), Walker(listing, {"": 2})
+    forgets._loops.clear()  # pyright: ignore[reportPrivateUsage] -- no option of users turns it off
+    stops = [None, *((header, 3) for header in sorted(forgets.headers)[:2])]
+    for start in starts:
+        for stop in stops:
+            states = [thread(**{f"R{n}": value for n, value in enumerate(start)}) for _ in range(2)]
+            walks = [walker.walk(state, stop) for walker, state in zip((remembers, forgets), states, strict=True)]
+            assert walks[0] == walks[1]
+            assert states[0].registers == states[1].registers
+
+
+def test_an_inner_loop_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 x 1,000 iterations: only the first 1,000 are evaluated. Another warp evaluates nothing."""
+    inner = f"MOV R1, RZ\n.L_x_1:\nIADD3 R1, R1, 0x1, RZ\nISETP.NE.AND P0, PT, R1, {1000:#x}, PT\n@P0 BRA `(.L_x_1)"
+    text = f"MOV R0, RZ\n.L_x_0:\n{inner}\nIADD3 R0, R0, 0x1, RZ\nISETP.NE.AND P1, PT, R0, {600:#x}, PT\n"
+    listing = parse(sass(f"{text}@P1 BRA `(.L_x_0)\nEXIT"))
+    walker, evaluations = Walker(listing, {}, effects=False), Counter[int]()
+    rules = {name: _counting(rule, evaluations) for name, rule in RULES.items()}
+    monkeypatch.setattr("tilekern.estimate.gpu.rules.RULES", rules)
+    assert walker.walk(thread()).visits[2] == 600_000
+    assert 2_000 < evaluations.total() < 5_000
+    walker.walk(thread())
+    assert evaluations.total() < 5_010
+
+
+def _counting(rule: Rule, evaluations: Counter[int]) -> Rule:
+    def counting(state: Thread, instruction: listings.Instruction) -> Any:
+        evaluations[instruction.address] += 1
+        return rule(state, instruction)
+
+    return counting

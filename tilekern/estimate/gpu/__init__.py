@@ -3,7 +3,8 @@
 sass        the text of the disassembler
 scalar      values of integers and predicates; `rules`: the values that instructions compute
 lanes       values that threads tell each other before the first branch
-walk        the way of a warp, decided by these values
+walk        the way of a warp, decided by these values; `effects`: its arrivals, waits and copies
+passages    loops that are passed in the same way again
 rates       GPUs, units and latencies, each with its source
 work        the cost of an instruction
 shorten     leaves out iterations that repeat others

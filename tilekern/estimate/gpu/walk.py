@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tilekern.estimate.gpu.effects import EFFECTS, address_of
 from tilekern.estimate.gpu.lanes import exchanged, is_exchange, origins, reads_of
+from tilekern.estimate.gpu.passages import Layer, Passages
 from tilekern.estimate.gpu.rules import evaluate
 from tilekern.estimate.gpu.sass import INDEXED, Instruction, Listing
-from tilekern.estimate.gpu.scalar import Thread, Value
+from tilekern.estimate.gpu.scalar import Registers, Thread, Value
 
 MAX_STEPS = 2_000_000
 
 Effect = tuple[int, str, "int | str | None", int | None]
-"""Number of an instruction, the kind of its effect on other warps, its barrier, and a number: see `_EFFECTS`."""
+"""Number of an instruction, the kind of its effect on other warps, its barrier, and a number: see `effects`."""
 
 Shared = Mapping[int, Sequence[int | None]]
 """Bytes that a warp stored to shared memory, by address, in its order; None for a byte that is not known."""
@@ -69,6 +71,64 @@ class Walk:
         """Counts of visits to each place, by the number of its first instruction; loops start at such places."""
         return Counter(segment.start for segment in self.segments)
 
+    def add(self, passage: Walk) -> None:
+        """Add the walk through a loop, from its entry until it is left."""
+        self.segments += passage.segments
+        self.assumed |= passage.assumed
+        self.undecided |= passage.undecided
+
+
+@dataclass
+class _Place:
+    """The place that a warp has come to, and the segment that it is in.
+
+    Attributes:
+      position: number of the next instruction.
+      start: number of the segment's first instruction.
+      effects, off, again: see `Segment`.
+      enters: True if a loop starts at the position, and is entered.
+    """
+
+    position: int = 0
+    start: int = 0
+    effects: list[Effect] = field(default_factory=list[Effect])
+    off: list[int] = field(default_factory=list[int])
+    again: bool = False
+    enters: bool = False
+
+    def copy(self) -> _Place:
+        return replace(self, effects=[*self.effects], off=[*self.off])
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """The way through a loop: the registers that it writes, its segments, steps, and the place where it ends."""
+
+    writes: Registers
+    walk: Walk
+    steps: int
+    end: _Place
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A loop that a warp is in: its instructions, the walk before its entry, and the steps until then."""
+
+    loop: range
+    walk: Walk
+    steps: int
+
+
+def _rounds(header: int) -> str:
+    """A register of ours: how often the warp has jumped back to a loop's header since it entered the loop."""
+    return f"rounds of {header}"
+
+
+def _rounds_of(thread: Thread, header: int) -> int:
+    rounds = thread.registers.get(_rounds(header), 0)
+    assert isinstance(rounds, int)
+    return rounds
+
 
 class Walker:
     """Walks warps through one function.
@@ -81,7 +141,7 @@ class Walker:
 
     def __init__(self, listing: Listing, trips: Mapping[str, int], effects: bool = True) -> None:
         self.listing, self.trips = listing, trips
-        self._effects = _EFFECTS if effects else {}
+        self._effects = EFFECTS if effects else {}
         specialised = any(i.name in (*INDEXED, "USETMAXREG") for i in listing.code)
         self._tasks = _TASKS if specialised else frozenset[str]()
         self._works = _WORK if effects else frozenset[str]()
@@ -90,7 +150,11 @@ class Walker:
         self.headers = frozenset(to for n, to in self._targets.items() if code[n].name in ("BRA", "JMP") and to < n)
         """Numbers of the instructions at which loops start."""
         self._labels = {n: label for label, n in reversed(listing.labels.items()) if n in self.headers}
+        self._needed = self._evaluated()
         self._next = self._following()
+        self._loops = self._remembered()
+        self._segments: dict[tuple[object, ...], Segment] = {}  # equal segments are one object
+        self._passages, self._context = Passages[_Passage](), ({}, {})
         branches = (n for n, i in enumerate(code) if i.name in _BRANCHES or n in self.headers)
         straight = range(0 if specialised else next(branches, len(code)))
         deciding = [n for n in straight if is_exchange(code[n]) and self._next[n] == n]
@@ -99,7 +163,7 @@ class Walker:
     @property
     def depends_on_program(self) -> bool:
         """True if the way may depend on the number of the program."""
-        evaluated = [i for e, i in zip(self._evaluated(), self.listing.code, strict=True) if e]
+        evaluated = [i for e, i in zip(self._needed, self.listing.code, strict=True) if e]
         return any("SR_CTAID" in "".join(i.inputs) for i in (*evaluated, *self._shared))
 
     def start(self, threads: Callable[[int, int], Thread], warps: int) -> list[Thread]:
@@ -127,54 +191,89 @@ class Walker:
           ValueError: an indexed branch whose index is not known, a return without a call, or no end after millions of
             steps.
         """
-        walk, calls, rounds = Walk(), list[int](), Counter[int]()
+        self._check_passages(thread)
+        walk, calls, inside = Walk(), list[int](), list[_Inside]()
         loads = {address: iter(values) for address, values in (tasks or {}).items()}
         code, last = self.listing.code, len(self.listing.code)
-        position = start = 0
-        effects, off, again = list[Effect](), list[int](), False
-
-        def close(stop: int, jumps_back: bool = False) -> None:
-            nonlocal again
-            if stop > start:
-                walk.segments.append(Segment(start, stop, tuple(effects), tuple(off), again))
-            effects.clear()
-            off.clear()
-            again = jumps_back
-
+        here, steps = _Place(), 0
         place, left = stop or (-1, 0)
-        for _ in range(MAX_STEPS):
-            n = self._next[position]
-            if n == place and n in self.headers and (n != start or position == start):
+        while steps < MAX_STEPS:
+            steps += 1
+            n = self._next[here.position]
+            while inside and n not in inside[-1].loop:
+                here.position = n
+                walk = self._leave(inside.pop(), thread, walk, here, steps)
+            if n == place and n in self.headers and (n != here.start or here.position == here.start):
                 left -= 1
                 if left < 0:
-                    close(n)
-                    return walk
+                    return self._ended(walk, here, n, thread, inside)
             if n >= last:
-                close(last)
-                return walk
+                return self._ended(walk, here, last, thread, inside)
             instruction = code[n]
-            if n in self.headers and n != start:  # falls into a loop
-                close(n)
-                start, rounds[n] = n, 0
+            if n in self.headers and n != here.start:  # falls into a loop
+                self._close(walk, here, n)
+                here.start, here.enters, thread.registers[_rounds(n)] = n, True, 0
+            if here.enters and n in self._loops and place not in self._loops[n]:
+                here.enters = False
+                if passage := self._passages.get(n, thread.registers):
+                    thread.registers.update(passage.writes)
+                    walk.add(passage.walk)
+                    here, steps = passage.end.copy(), steps + passage.steps - 1
+                    continue
+                inside.append(_Inside(self._loops[n], walk, steps))
+                walk, thread.registers = Walk(), Layer(thread.registers)
             if instruction.name in self._tasks:
                 _pass_task(thread, instruction, walk, loads)
-                position = n + 1
+                here.position = n + 1
                 continue
             if instruction.name not in _BRANCHES:
-                self._step(thread, n, instruction, effects, off)
-                position = n + 1
+                self._step(thread, n, instruction, here.effects, here.off)
+                here.position = n + 1
                 continue
-            to = self._branch(thread, n, instruction, calls, rounds, walk)
+            to = self._branch(thread, n, instruction, calls, walk)
             if to is None:
-                position = n + 1
+                here.position = n + 1
                 continue
-            close(n + 1, jumps_back=to in self.headers and to <= n)
+            self._close(walk, here, n + 1, jumps_back=to in self.headers and to <= n)
             if to >= last:
-                return walk
+                return self._ended(walk, here, here.start, thread, inside)
             if to in self.headers:
-                rounds[to] = rounds[to] + 1 if to <= n else 0
-            position = start = to
+                thread.registers[_rounds(to)] = _rounds_of(thread, to) + 1 if to <= n else 0
+            here.position, here.start, here.enters = to, to, to > n
         raise ValueError(f"{self.listing.name}: no end after {MAX_STEPS} steps; expected loops that end, or `trips`")
+
+    def _check_passages(self, thread: Thread) -> None:
+        """Forget the passages of threads that have other constants, or another memory."""
+        context = thread.constants, thread.memory
+        if context != self._context:
+            self._context, self._passages = context, Passages[_Passage]()
+
+    def _close(self, walk: Walk, here: _Place, stop: int, jumps_back: bool = False) -> None:
+        """End the segment before an instruction."""
+        if stop > here.start:
+            parts = here.start, stop, tuple(here.effects), tuple(here.off), here.again
+            walk.segments.append(self._segments.setdefault(parts, Segment(*parts)))
+        here.effects, here.off, here.again = [], [], jumps_back
+
+    def _leave(self, inside: _Inside, thread: Thread, walk: Walk, here: _Place, steps: int) -> Walk:
+        """Remember how a loop was passed; the walk from the loop's entry becomes a part of the walk around it."""
+        layer = thread.registers
+        assert isinstance(layer, Layer)
+        passage = _Passage(dict(layer), walk, steps - inside.steps, here.copy())
+        self._passages.add(inside.loop.start, layer, passage, len(walk.segments))
+        thread.registers = layer.merge()
+        inside.walk.add(walk)
+        return inside.walk
+
+    def _ended(self, walk: Walk, here: _Place, stop: int, thread: Thread, inside: list[_Inside]) -> Walk:
+        """The whole walk, which ends before an instruction, within some loops."""
+        self._close(walk, here, stop)
+        for outer in reversed(inside):
+            assert isinstance(thread.registers, Layer)
+            thread.registers = thread.registers.merge()
+            outer.walk.add(walk)
+            walk = outer.walk
+        return walk
 
     def _step(self, thread: Thread, n: int, instruction: Instruction, effects: list[Effect], off: list[int]) -> None:
         runs = thread.holds(instruction.guard, instruction.negated)
@@ -186,9 +285,7 @@ class Walker:
             off.append(n)
         evaluate(instruction, thread)
 
-    def _branch(
-        self, thread: Thread, n: int, instruction: Instruction, calls: list[int], rounds: Counter[int], walk: Walk
-    ) -> int | None:
+    def _branch(self, thread: Thread, n: int, instruction: Instruction, calls: list[int], walk: Walk) -> int | None:
         """The number of the instruction that a branch leads to; None if it is not taken."""
         taken = thread.holds(instruction.guard, instruction.negated)
         if "DIV" in instruction.suffixes or "CONV" in instruction.suffixes:
@@ -209,7 +306,7 @@ class Walker:
             return calls.pop() if taken else None
         to = self._targets[n]
         if taken is None:
-            taken = self._assumed(n, to, instruction, rounds, walk)
+            taken = self._assumed(thread, n, to, instruction, walk)
         if taken and instruction.name == "CALL":
             calls.append(n + 1)
         return to if taken else None
@@ -233,7 +330,7 @@ class Walker:
         label = table[-1] if index == last else table[min(index, max(0, len(table) - 2))]
         return self.listing.labels[label]
 
-    def _assumed(self, n: int, to: int, instruction: Instruction, rounds: Counter[int], walk: Walk) -> bool:
+    def _assumed(self, thread: Thread, n: int, to: int, instruction: Instruction, walk: Walk) -> bool:
         """True if a branch that depends on unknown values is taken: back, until `trips` iterations; ahead, never."""
         where = f"{instruction.opcode} at {instruction.address:#x}"
         if to > n:
@@ -243,11 +340,21 @@ class Walker:
         trips = self.trips.get(label, self.trips.get("", 1))
         walk.assumed[where] = f"loop {label} runs {trips} times"
         walk.undecided.add(label)
-        return rounds[to] + 1 < trips
+        return _rounds_of(thread, to) + 1 < trips
+
+    def _remembered(self) -> dict[int, range]:
+        """By header the instructions of each loop whose passages follow from registers, constants and memory alone."""
+        ends = {to: n + 1 for n, to in sorted(self._targets.items()) if to in self.headers and to <= n}
+        excluded = {"CALL", "RET"} | self._tasks
+        apart = [
+            i.name in excluded or (needed and "SR_" in "".join(i.inputs))
+            for i, needed in zip(self.listing.code, self._needed, strict=True)
+        ]
+        return {start: range(start, stop) for start, stop in ends.items() if not any(apart[start:stop])}
 
     def _following(self) -> list[int]:
         """For each position the number of the next instruction, from there on, that has to be evaluated."""
-        code, evaluated = self.listing.code, self._evaluated()
+        code, evaluated = self.listing.code, self._needed
         following, upcoming = [len(code)] * (len(code) + 1), len(code)
         for n in reversed(range(len(code))):
             upcoming = n if evaluated[n] or n in self.headers else upcoming
@@ -304,7 +411,7 @@ def _pass_task(thread: Thread, instruction: Instruction, walk: Walk, loads: dict
     if thread.holds(instruction.guard, instruction.negated) is False:
         return
     operand = next(o for o in instruction.operands if o.startswith("["))
-    address = _address(thread, operand)
+    address = address_of(thread, operand)
     if instruction.name == "LDS":
         byte_of_task = next(loads[address], None) if isinstance(address, int) and address in loads else None
         thread.registers.update(dict.fromkeys(instruction.writes))
@@ -316,80 +423,3 @@ def _pass_task(thread: Thread, instruction: Instruction, walk: Walk, loads: dict
         for n, word in enumerate(words):
             for byte in range(4):
                 walk.stored[address + 4 * n + byte].append(None if word is None else word >> 8 * byte & 255)
-
-
-# --- effects on other warps -------------------------------------------------------------------------------------------
-
-Outcome = tuple[str, "int | str | None", int | None]
-"""The kind of an effect, its barrier, and a number."""
-
-
-def _address(thread: Thread, operand: str) -> int | str:
-    """The address of a barrier; the operand's text if one of its registers is not known."""
-    total = 0
-    for part in operand.strip("[]").split("+"):
-        value = thread.read(part)
-        if value is None:
-            return operand
-        total += value
-    return total & 0xFFFFFFFF
-
-
-def _synchronise(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
-    """`wait` for the phase of a parity, `arrive` with bytes that copies will bring, or `init`."""
-    operand = next((o for o in instruction.operands if o.startswith("[")), "")
-    barrier, suffixes = _address(thread, operand), instruction.suffixes
-    if "EXCH" in suffixes:
-        return "init", barrier, None
-    if "TRYWAIT" in suffixes or "PHASECHK" in suffixes:
-        value = thread.read(instruction.operands[-1])
-        return ("wait", barrier, None if value is None else value >> 31) if runs else None
-    if "ARRIVE" in suffixes and runs:
-        nbytes = 0 if "A1T0" in suffixes else thread.read(instruction.operands[-1]) or 0
-        return "expect" if any(s.startswith("A0") for s in suffixes) else "arrive", barrier, nbytes
-    return None
-
-
-def _copy(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
-    """A copy by TMA that reports to a barrier, whose address is in the register after the destination's."""
-    if not runs:
-        return None
-    destination = re.match(r"\[U?R(\d+)", instruction.operands[0])
-    register = f"UR{int(destination[1]) + 1}" if destination else ""
-    value = thread.read(register)
-    return "copy", register if value is None else value, "MULTICAST" in instruction.suffixes
-
-
-def _barrier(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
-    """A barrier of a program's warps: its number, and the threads that it waits for."""
-    if not runs:
-        return None
-    number = thread.read(instruction.operands[0]) if instruction.operands else 0
-    threads = thread.read(instruction.operands[1]) if len(instruction.operands) > 1 else None
-    return "join" if "SYNC" in instruction.suffixes or "RED" in instruction.suffixes else "announce", number, threads
-
-
-def _product(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
-    """A product of tensor memory: operations, by its descriptor (PTX ISA, tcgen05, "Instruction descriptor")."""
-    operand = next((o for o in instruction.operands if o.startswith("idesc[")), "")
-    value = thread.read(operand.removeprefix("idesc").strip("[]"))
-    if not runs or value is None:
-        return None
-    n, m = (value >> 17 & 63) * 8, (value >> 24 & 31) * 16
-    k = 16 if instruction.name == "UTCHMMA" else 32
-    return "multiply", None, 2 * m * n * k
-
-
-def _commit(thread: Thread, instruction: Instruction, runs: bool) -> Outcome | None:
-    """The arrival of a barrier when all products before it are computed."""
-    return ("commit", _address(thread, instruction.operands[0]), None) if runs else None
-
-
-_EFFECTS: dict[str, Callable[[Thread, Instruction, bool], Outcome | None]] = {
-    "SYNCS": _synchronise,
-    "UTMALDG": _copy,
-    "BAR": _barrier,
-    "UTCHMMA": _product,
-    "UTCQMMA": _product,
-    "UTCBAR": _commit,
-}
