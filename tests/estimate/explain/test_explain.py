@@ -18,11 +18,11 @@ from tests.estimate.kernels import product, row_sums, types
 from tilekern.errors import ArgumentError, EstimateError, TargetError
 from tilekern.estimate import Estimate
 from tilekern.estimate.explain import Explanation, Listing, Variants, explain, on_tpu
-from tilekern.estimate.explain.changes import Trials, try_changes
+from tilekern.estimate.explain.changes import Trials, default_budget, try_changes
 from tilekern.estimate.explain.explainer import Explainer, Forecast, explainer_of
 from tilekern.estimate.explain.lines import Shares
 from tilekern.lower.backend import Backend
-from tilekern.lower.target import BACKENDS, Target
+from tilekern.lower.target import BACKENDS, Target, resolve
 
 needs_llvm = pytest.mark.skipif(find_spec("llvmlite") is None, reason="needs llvmlite")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
@@ -204,7 +204,12 @@ def test_changes_that_are_refused_or_slower_are_not_proposed() -> None:
     trials = try_changes(Variants(settings, lower), now, estimate, 60.0)
     assert [(c.setting, c.after) for c in trials.changes] == [("num_stages", 1), ("a", 2), ("num_stages", 3)]
     assert trials.refused == {"c = 32": "c is refused", "c = 8": "c is refused"} and trials.tried == 7
-    assert try_changes(Variants(settings, lower), now, estimate, 0.0).tried == 0
+    hurried = try_changes(Variants(settings, lower), now, estimate, 0.0)
+    larger = ("a = 8", "b = 6", "c = 32", "num_stages = 3")
+    assert (hurried.tried, hurried.untried) == (
+        0,
+        (*larger, "a = 2", "b = 1", "c = 8", "num_stages = 1", "num_warps = 8"),
+    )
 
 
 @needs_llvm
@@ -214,13 +219,28 @@ def test_trials_take_a_second_on_cpus_unless_the_call_says_otherwise(monkeypatch
 
     def try_nothing(variants: Any, now: Any, estimate: Any, budget: float) -> Trials:
         budgets.append(budget)
-        return Trials((), 0, {})
+        return Trials(untried=("rows = 128", "rows = 32"))
 
-    monkeypatch.setattr(sys.modules["tilekern.estimate.explain.explain"], "try_changes", try_nothing)
+    module = sys.modules["tilekern.estimate.explain.explain"]
+    monkeypatch.setattr(module, "try_changes", try_nothing)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 7.0))  # the estimate takes no time
     traced = product.trace(*types((64, 64), (64, 64)))
     for target, budget in (("cpu:llvm", None), ("cuda:sm_90", None), ("cpu:llvm", 3.0)):
-        traced.lower(target).explain(budget)
+        explanation = traced.lower(target).explain(budget)
+        assert "not tried, for lack of time: rows = 128, rows = 32" in str(explanation)
+        assert "Not tried, for lack of time: rows = 128, rows = 32" in explanation.html()
     assert budgets == [1.0, 10.0, 3.0]
+
+
+def test_the_last_trial_is_expected_to_take_as_long_as_the_estimate() -> None:
+    for target, spent, budget in (
+        ("cpu:llvm", 0.1, 1.0),
+        ("cpu:llvm", 0.8, 0.4),
+        ("cpu:llvm", 2.0, 0.0),
+        ("tpu:v5e", 2.0, 10.0),
+        ("cuda:sm_90", 6.0, 3.0),
+    ):
+        assert default_budget(resolve(target), spent) == pytest.approx(budget)
 
 
 def test_a_bundle_of_a_tpu_has_four_slots_for_vectors_and_one_for_functions() -> None:

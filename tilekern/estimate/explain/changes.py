@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilekern.errors import TilekernError
 from tilekern.estimate.explain.explanation import Change
@@ -18,8 +18,9 @@ SMALLEST_GAIN = 1.02
 _MOST = 3
 _LARGEST = {"num_warps": 16, "num_stages": 7}
 _OTHER_OPTIONS = ("num_ctas", "maxnreg")
-_BUDGETS = {"CPU": 1.0}  # a trial takes some 20 to 200 ms there
-_BUDGET = 10.0  # where a compiler takes a second for each
+_LIMITS = {"CPU": (1.0, 2.0)}  # a trial takes some 20 to 200 ms there
+_LIMIT = 10.0, 15.0  # where a compiler takes a second for each
+"""Seconds for trials, and for a whole explanation."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,24 @@ class Trials:
       changes: the changes that make the estimate shorter, best first.
       tried: how many compiled.
       refused: by change the first line of the error.
+      untried: the changes for which the time did not suffice, "block_m = 128".
     """
 
-    changes: tuple[Change, ...]
-    tried: int
-    refused: Mapping[str, str]
+    changes: tuple[Change, ...] = ()
+    tried: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    untried: tuple[str, ...] = ()
 
 
-def default_budget(target: Target) -> float:
-    """Seconds for trials on a target, where nobody says a number."""
-    return _BUDGETS.get(backend_of(target).hardware, _BUDGET)
+def default_budget(target: Target, spent: float) -> float:
+    """Seconds for trials on a target, where nobody says a number.
+
+    Args:
+      target: the target.
+      spent: the seconds that the kernel's own estimate took; the last trial is expected to take as long.
+    """
+    trials, whole = _LIMITS.get(backend_of(target).hardware, _LIMIT)
+    return max(0.0, min(trials, whole - 2 * spent))
 
 
 def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering], Estimate], budget: float) -> Trials:
@@ -66,10 +75,12 @@ def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering]
     """
     changes: list[Change] = []
     refused: dict[str, str] = {}
+    untried: list[str] = []
     tried, end = 0, time.monotonic() + budget
     for name, after in _candidates(variants.settings):
         if time.monotonic() >= end:
-            break
+            untried.append(f"{name} = {after}")
+            continue
         try:
             forecast = estimate(variants.lower({name: after}))
         except TilekernError as error:
@@ -80,7 +91,7 @@ def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering]
         if gain >= SMALLEST_GAIN:
             changes.append(Change(name, variants.settings[name], after, forecast.seconds, gain))
     best = sorted(changes, key=lambda change: -change.gain)
-    return Trials(tuple(best[:_MOST]), tried, refused)
+    return Trials(tuple(best[:_MOST]), tried, refused, tuple(untried))
 
 
 def _candidates(settings: Mapping[str, int]) -> Iterator[tuple[str, int]]:

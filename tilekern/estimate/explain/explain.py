@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -45,16 +46,18 @@ def explain(
     if explainer is None:
         raise by_target.no_model(lowering, target)
     func = cast(Func, cast(Any, lowering).func)
+    begin = time.monotonic()
     values = given_values(func, {p: x for p, x in zip(func.inputs, known, strict=True) if x is not None}, extents)
     try:
         check_given(func, values)
         reason, (forecast, shares, shares_of) = "", explainer.forecast(lowering, target, values)
     except EstimateError as error:
         forecast, reason, shares, shares_of = None, error.summary, Shares({}, {}), ""
-    trials, budget = Trials((), 0, {}), default_budget(target) if budget is None else budget
-    if forecast is not None and variants is not None and budget > 0:
+    trials = Trials()
+    if forecast is not None and variants is not None and budget != 0:
+        seconds = default_budget(target, time.monotonic() - begin) if budget is None else budget
         trials = try_changes(
-            variants, forecast, lambda variant: by_target.estimate(variant, target, known, extents), budget
+            variants, forecast, lambda variant: by_target.estimate(variant, target, known, extents), seconds
         )
     said = explainer.became(lowering)
     places = ordered([*said, *shares.lines])
@@ -77,4 +80,5 @@ def explain(
         lambda: {"block IR": listings.of_ir(func, numbers), **explainer.programs(lowering, numbers)},
         tiles(func),
         shares.regions,
+        trials.untried,
     )

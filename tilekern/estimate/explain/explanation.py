@@ -103,6 +103,7 @@ class Explanation:
       tiles: the tile of each access of the program in the middle of the grid.
       regions: the share of each `tk.region` without the regions inside of it, by its path; "" is the share outside
         of all regions. Empty without an estimate, and for a kernel without regions.
+      untried: the changes for which the budget did not suffice, "block_rows = 128".
     """
 
     kernel: str
@@ -119,6 +120,7 @@ class Explanation:
     programs: InitVar[Callable[[], Mapping[str, Listing]]]
     tiles: tuple[TilePicture, ...]
     regions: Mapping[str, float] = field(default_factory=dict[str, float])
+    untried: tuple[str, ...] = ()
 
     def __post_init__(self, programs: Callable[[], Mapping[str, Listing]]) -> None:
         object.__setattr__(self, "_programs", programs)

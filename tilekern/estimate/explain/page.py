@@ -83,13 +83,15 @@ def _estimate(explanation: Explanation) -> Iterator[str]:
 
 
 def _changes(explanation: Explanation) -> Iterator[str]:
-    if not explanation.tried and not explanation.refused_changes:
+    if not (explanation.tried or explanation.refused_changes or explanation.untried):
         return
     yield f"<h2>Changes that help, of {explanation.tried} that compiled</h2><table>"
     for change in explanation.changes:
         yield f"<tr><td>{escape(change.setting)} = {change.after} for {change.before}</td>"
         yield f"<td>{duration(change.seconds)}</td><td>{change.gain:.2f} × as fast</td></tr>"
     yield "</table>" if explanation.changes else "<tr><td>none</td></tr></table>"
+    if explanation.untried:
+        yield f"<p>Not tried, for lack of time: {escape(', '.join(explanation.untried))}</p>"
 
 
 def _listing(name: str, listing: Listing) -> str:

@@ -64,7 +64,7 @@ def _lines(explanation: Explanation, paint: _Paint) -> Iterator[str]:
     if explanation.settings:
         yield paint("1", "settings")
         yield "  " + ", ".join(f"{name} = {value}" for name, value in explanation.settings.items())
-    if explanation.tried or explanation.refused_changes:
+    if explanation.tried or explanation.refused_changes or explanation.untried:
         yield paint("1", "changes that help, each compiled")
         yield from _changes(explanation, paint)
 
@@ -86,3 +86,5 @@ def _changes(explanation: Explanation, paint: _Paint) -> Iterator[str]:
     refused = len(explanation.refused_changes)
     none = "" if explanation.changes else "none; "
     yield f"  {none}{explanation.tried} compiled" + (f", {refused} refused by the target" if refused else "")
+    if explanation.untried:
+        yield f"  not tried, for lack of time: {', '.join(explanation.untried)}"
