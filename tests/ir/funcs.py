@@ -313,7 +313,7 @@ TILES = st.builds(TileType, st.lists(st.integers(0, 3), max_size=2).map(tuple), 
 
 @st.composite
 def constants(draw: Any, tile: TileType | None = None) -> Constant:
-    """A splat or a whole array of any bits (NaNs only plain: their payload is not kept)."""
+    """A splat or a whole array of any bits, those of each NaN among them."""
     tile = tile or draw(TILES)
     whole = draw(st.booleans())
     size = tile.size if whole else 1
@@ -322,7 +322,6 @@ def constants(draw: Any, tile: TileType | None = None) -> Constant:
     else:
         length = size * tile.dtype.itemsize
         array = np.frombuffer(draw(st.binary(min_size=length, max_size=length)), tile.dtype)
-        array = np.where(array == array, array, np.ones_like(array))
     array = array.reshape(tile.shape if whole else ())
     return Constant(array=array, shape=tile.shape, hint=draw(NAMES), loc=draw(LOCS))
 

@@ -346,7 +346,8 @@ class _Parser:
             if isinstance(literal, bytes):
                 if tile.dtype == BOOL and max(literal, default=0) > 1:
                     raise ValueError("a bool is the byte 0 or 1")
-                return np.frombuffer(literal, tile.dtype).reshape(tile.shape)
+                is_splat = len(literal) == tile.dtype.itemsize
+                return np.frombuffer(literal, tile.dtype).reshape(() if is_splat else tile.shape)
             array = np.array(literal, tile.dtype)
             kind = {"float": float, "bool": bool}.get(kind_of(tile.dtype), int)
             if type(literal) is kind:

@@ -41,7 +41,7 @@ from tilekern.ir.quote import quoted
 from tilekern.ir.types import DType, dtype_name, kind_of
 from tilekern.source import UNKNOWN, Loc
 
-# Constants of more elements than this print as the bytes of the array.
+# Constants of more elements than this are written as the bytes of the array.
 _LISTED = 16
 
 _BASE = {f.name for f in fields(Op)}
@@ -235,12 +235,16 @@ def _literal(value: Any) -> str:
 
 
 def _array(array: Array) -> str:
-    """A splat as its element, a small array as the list of its elements in row-major order, a large one as bytes."""
-    if array.size > _LISTED:
-        return f"0x{array.tobytes().hex()}"
-    number = {"float": float, "bool": bool}.get(kind_of(array.dtype), int)
-    elements = tuple(number(x) for x in array.ravel())
-    return _literal(elements if array.shape else elements[0])
+    """A splat as its element, a small array as the list of its elements in row-major order, a large one as bytes.
+
+    An element that numbers do not write, a NaN of other bits than `np.nan`, makes it bytes, too.
+    """
+    if array.size <= _LISTED:
+        number = {"float": float, "bool": bool}.get(kind_of(array.dtype), int)
+        elements = tuple(number(x) if x == x else np.nan for x in array.ravel())
+        if np.array(elements, array.dtype).tobytes() == array.tobytes():
+            return _literal(elements if array.shape else elements[0])
+    return f"0x{array.tobytes().hex()}"
 
 
 def _axis(axis: Axis) -> str:
