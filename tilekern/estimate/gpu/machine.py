@@ -86,7 +86,8 @@ class _Warp:
     def __init__(self, program: int, number: int, segments: Sequence[Segment], group: _Group) -> None:
         self.program, self.number, self.segments, self.group = program, number, segments, group
         self.quarter = number % rates.SUBPARTITIONS
-        self.time, self.segment, self.position = 0.0, 0, segments[0].start if segments else 0
+        self.time, self.segment = 0.0, 0
+        self.position, self.stop = (segments[0].start, segments[0].stop) if segments else (0, 0)
         self.effects, self.off = _of(segments[0]) if segments else ({}, frozenset[int]())
         self.ready: dict[str, float] = {}
         self.products = 0
@@ -95,6 +96,11 @@ class _Warp:
         self.pending_copies = 0.0
         self.phases: dict[int | str, list[int]] = {}  # for each barrier, phases before its last init, and since
         self.visits = [0.0]
+
+
+def _waits_or_counts(instruction: Instruction) -> bool:
+    """True if an instruction multiplies beside the others, or if it waits for such products or for copies."""
+    return instruction.name in (*ASYNCHRONOUS, "WARPGROUP", "LDGDEPBAR", "UTMACMDFLUSH", "DEPBAR")
 
 
 def _of(segment: Segment) -> tuple[dict[int, Effect], frozenset[int]]:
@@ -117,6 +123,8 @@ class Machine:
     ) -> None:
         self._gpu, self._code, self._works, self._bandwidth, self._latency = gpu, code, works, bandwidth, latency
         self._reads, self._writes = [i.reads for i in code], [i.writes for i in code]
+        self._units_of = [work.unit if work.unit != "issue" else "" for work in works]
+        self._waits_or_counts = [_waits_or_counts(i) for i in code]
 
     def run(self, programs: Sequence[Sequence[Sequence[Segment]]], *, cut: bool = False) -> Run:
         """Run resident programs, each of which has the segments of its warps.
@@ -129,7 +137,7 @@ class Machine:
         Raises:
           Deadlock: warps wait for an arrival that never comes.
         """
-        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._queue: list[tuple[float, int, _Warp | Callable[[float], None]]] = []
         self._order = 0
         self._issue = [0.0] * rates.SUBPARTITIONS
         self._units: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(rates.SUBPARTITIONS)]
@@ -144,12 +152,15 @@ class Machine:
             warps += of_program
         self._alive = {p: sum(w.program == p for w in warps) for p in range(len(programs))}
         for warp in warps:
-            self._at(0.0, warp)
+            self._push(0.0, warp)
         running, end = len(warps), 0.0
         self._ended = 0
         while self._queue:
-            time, _, action = heapq.heappop(self._queue)
-            action(time)
+            time, _, event = heapq.heappop(self._queue)
+            if isinstance(event, _Warp):
+                self._go(event, time)
+            else:
+                event(time)
             end = max(end, time)
         idle = sum(warp is not None for waiting in self._joins.values() for warp in waiting) if cut else 0
         if self._ended + idle < running:
@@ -178,24 +189,22 @@ class Machine:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _push(self, time: float, action: Callable[[float], None]) -> None:
+    def _push(self, time: float, event: _Warp | Callable[[float], None]) -> None:
+        """Let a warp go on, or call a function, at a time."""
         self._order += 1
-        heapq.heappush(self._queue, (time, self._order, action))
-
-    def _at(self, time: float, warp: _Warp) -> None:
-        self._push(time, lambda now: self._go(warp, now))
+        heapq.heappush(self._queue, (time, self._order, event))
 
     def _go(self, warp: _Warp, now: float) -> None:
         """Issue instructions of a warp until another event comes first, or the warp waits for another warp."""
         queue = self._queue
         while True:
-            n = self._fetch(warp)
-            if n is None:
+            if warp.position >= warp.stop and not self._enter_next(warp):
                 self._finish(warp)
                 return
+            n = warp.position
             time = self._earliest(warp, n, now)
             if queue and queue[0][0] < time:
-                self._at(time, warp)
+                self._push(time, warp)
                 return
             now = warp.time = time
             later = self._execute(warp, n, now)
@@ -203,17 +212,15 @@ class Machine:
                 return
             now = later
 
-    def _fetch(self, warp: _Warp) -> int | None:
-        """The number of the next instruction; None at the end."""
-        while warp.segment < len(warp.segments):
-            if warp.position < warp.segments[warp.segment].stop:
-                return warp.position
-            warp.segment += 1
-            if warp.segment < len(warp.segments):
-                segment = warp.segments[warp.segment]
-                warp.position, (warp.effects, warp.off) = segment.start, _of(segment)
-                warp.visits.append(warp.time)
-        return None
+    def _enter_next(self, warp: _Warp) -> bool:
+        """Go to the next segment; False at the end."""
+        warp.segment += 1
+        if warp.segment >= len(warp.segments):
+            return False
+        segment = warp.segments[warp.segment]
+        warp.position, warp.stop, (warp.effects, warp.off) = segment.start, segment.stop, _of(segment)
+        warp.visits.append(warp.time)
+        return True
 
     def _finish(self, warp: _Warp) -> None:
         self._ended += 1
@@ -221,14 +228,17 @@ class Machine:
 
     def _earliest(self, warp: _Warp, n: int, now: float) -> float:
         ready, quarter = warp.ready, warp.quarter
-        time = max(now, self._issue[quarter])
+        time, issue = now, self._issue[quarter]
+        if issue > time:
+            time = issue
         for register in self._reads[n]:
-            if (at := ready.get(register, 0.0)) > time:
-                time = at
-        if n not in warp.off and (unit := self._works[n].unit) != "issue":
-            time = max(time, self._units[quarter][unit])
-            if unit == "shared":
-                time = max(time, self._port)
+            if register in ready and ready[register] > time:
+                time = ready[register]
+        if (unit := self._units_of[n]) and n not in warp.off:
+            if (free := self._units[quarter][unit]) > time:
+                time = free
+            if unit == "shared" and self._port > time:
+                time = self._port
         return time
 
     def _execute(self, warp: _Warp, n: int, now: float) -> float | None:
@@ -241,6 +251,9 @@ class Machine:
         if n in warp.off:
             return now + 1
         instruction, work = self._code[n], self._works[n]
+        if not self._waits_or_counts[n]:
+            self._hold(warp, n, work, now)
+            return now + _STALLS.get(instruction.name, 1)
         if instruction.name in ASYNCHRONOUS:
             self._multiply(warp, n, now)
             return now + 1
@@ -287,7 +300,7 @@ class Machine:
             group.ends.append(self._tensor + rates.PRODUCT_LATENCY)
             waiting, group.waiting = group.waiting, []
             for waiter in waiting:
-                self._at(now, waiter)
+                self._push(now, waiter)
 
     def _compute(self, cycles: float, now: float) -> None:
         """Occupy the tensor cores, after the products that wait for the tensor cores."""
@@ -348,7 +361,7 @@ class Machine:
             waiting, phases.waiting = phases.waiting, []
             for phase, warp in waiting:
                 if phase <= phases.complete:
-                    self._at(now + rates.SHARED_LATENCY, warp)
+                    self._push(now + rates.SHARED_LATENCY, warp)
                 else:
                     phases.waiting.append((phase, warp))
 
@@ -379,5 +392,5 @@ class Machine:
         self._joins[warp.program, barrier] = []
         for waiter in here:
             if waiter is not None and waiter is not warp:
-                self._at(now + rates.BARRIER_LATENCY, waiter)
+                self._push(now + rates.BARRIER_LATENCY, waiter)
         return now + (rates.BARRIER_LATENCY if kind == "join" else 1)
