@@ -232,13 +232,13 @@ def test_trials_take_a_second_on_cpus_unless_the_call_says_otherwise(monkeypatch
     assert budgets == [1.0, 10.0, 3.0]
 
 
-def test_the_last_trial_is_expected_to_take_as_long_as_the_estimate() -> None:
+def test_the_last_trial_may_take_twice_as_long_as_the_estimate() -> None:
     for target, spent, budget in (
         ("cpu:llvm", 0.1, 1.0),
-        ("cpu:llvm", 0.8, 0.4),
+        ("cpu:llvm", 0.5, 0.5),
         ("cpu:llvm", 2.0, 0.0),
-        ("tpu:v5e", 2.0, 10.0),
-        ("cuda:sm_90", 6.0, 3.0),
+        ("tpu:v5e", 1.5, 10.0),
+        ("cuda:sm_90", 4.0, 3.0),
     ):
         assert default_budget(resolve(target), spent) == pytest.approx(budget)
 

@@ -58,10 +58,11 @@ def default_budget(target: Target, spent: float) -> float:
 
     Args:
       target: the target.
-      spent: the seconds that the kernel's own estimate took; the last trial is expected to take as long.
+      spent: the seconds that the kernel's own estimate took. The last trial may take twice as long: the program of a
+        block of twice the size can be twice as long.
     """
     trials, whole = _LIMITS.get(backend_of(target).hardware, _LIMIT)
-    return max(0.0, min(trials, whole - 2 * spent))
+    return max(0.0, min(trials, whole - 3 * spent))
 
 
 def try_changes(variants: Variants, now: Estimate, estimate: Callable[[Lowering], Estimate], budget: float) -> Trials:
