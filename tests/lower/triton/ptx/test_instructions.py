@@ -131,6 +131,13 @@ def test_pairs(dtype: Any, name: str) -> None:
     np.testing.assert_array_equal(halves[:, 0], Y.astype(dtype))
     large = computed(f"set.gt.{name}.{name} out, a, b;", pairs, pairs[::-1].copy(), result=np.uint32)
     np.testing.assert_array_equal(large.view(dtype).reshape(-1, 2), (halves > halves[::-1]).astype(dtype))
+    tests = computed(
+        f"setp.gt.{name} %p1|%p2, a, b; selp.u32 %r20, 1, 0, %p1; selp.u32 %r21, 2, 0, %p2; or.b32 out, %r20, %r21;",
+        pairs,
+        pairs[::-1].copy(),
+        result=np.uint32,
+    )
+    np.testing.assert_array_equal(tests, (halves > halves[::-1]) @ np.uint32([1, 2]))
     squares = computed(f"fma.rn.{name} out, a, a, a;", pairs, result=np.uint32).view(dtype).reshape(-1, 2)
     wide = halves.astype(np.float64)
     np.testing.assert_array_equal(squares, (wide * wide + wide).astype(dtype))

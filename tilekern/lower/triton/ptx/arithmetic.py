@@ -323,16 +323,25 @@ def _compare_to_numbers(machine: Machine, instruction: Instruction, ids: Array) 
 
 
 def _compare(machine: Machine, instruction: Instruction, ids: Array) -> None:
-    """`setp`: a comparison, combined with a predicate by `and`, `or`, `xor`; NaN is unequal, or true by `u`."""
+    """`setp`: a comparison, combined with a predicate by `and`, `or`, `xor`; NaN is unequal, or true by `u`.
+
+    The second predicate is the negated comparison of numbers; of pairs it is the comparison of the upper halves
+    (PTX ISA, "Half Precision Comparison Instructions: setp").
+    """
     name = last_type(instruction)
-    dtype = dtype_of(name)
     operands = [*instruction.operands]
     combine = next((m for m in instruction.modifiers[1:] if m in ("and", "or", "xor")), None)
     into, second = operands[0], None
     if len(operands) - (combine is not None) == 4:
         second = operands.pop(1)
-    holds = _holds(instruction.modifiers[0], *(value(machine, x, ids, dtype) for x in operands[1:3]))
-    results = [holds, ~holds]
+    test = instruction.modifiers[0]
+    if name in _PACKED:
+        of = dtype_of(_PACKED[name])
+        halves = (machine.read(x, ids, 32).view(np.uint16).view(of) for x in operands[1:3])
+        results = [*_holds(test, *halves).reshape(-1, 2).T]
+    else:
+        holds = _holds(test, *(value(machine, x, ids, dtype_of(name)) for x in operands[1:3]))
+        results = [holds, ~holds]
     if combine is not None:
         other = machine.read(operands[3], ids, 1)
         results = [_BINARY[combine](r, other) for r in results]
