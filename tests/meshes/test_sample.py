@@ -235,6 +235,7 @@ def test_one_call_of_all_devices_gathers_the_weight(kind: AxisType, rates: dict[
 
 
 @pytest.mark.one_backend
+@pytest.mark.slow  # ten seconds of libtpu; make test has the weights of one device
 def test_tpus_take_filters_of_large_weights() -> None:
     """Compiled for four v5e, with sizes of Qwen 2.5 7B: neither the weight nor a part of it is copied or exchanged."""
     pytest.importorskip("libtpu", reason="needs libtpu")
