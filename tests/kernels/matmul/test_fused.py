@@ -170,9 +170,9 @@ X, W = jnp.zeros((2, 3)), jnp.zeros((3, 4))
 @pytest.mark.parametrize(
     ("given", "epilogue", "got"),
     [
-        ((X, jnp.zeros((2, 4))), unchanged, "w = float32[2, 4]"),
-        ((X, jnp.zeros((3, 4), jnp.bfloat16)), unchanged, "w = bfloat16[3, 4]"),
-        ((jnp.zeros((3, 2, 3)), jnp.zeros((2, 3, 4))), unchanged, "w = float32[2, 3, 4]"),
+        ((X, jnp.zeros((2, 4))), unchanged, "rhs = float32[2, 4]"),
+        ((X, jnp.zeros((3, 4), jnp.bfloat16)), unchanged, "rhs = bfloat16[3, 4]"),
+        ((jnp.zeros((3, 2, 3)), jnp.zeros((2, 3, 4))), unchanged, "rhs = float32[2, 3, 4]"),
         ((X, W, jnp.zeros(2)), shifted, "operand 0 of fused_matmul does not broadcast"),
         ((X, W, jnp.zeros(4, jnp.int32)), shifted, "int32[4]"),
         ((X, W, jnp.zeros((1, 2, 4))), shifted, "operand 0 of fused_matmul does not broadcast"),
