@@ -8,7 +8,8 @@
 A part is the tests of a folder, without those of its subfolders; a file that takes long is a part alone. All cases of
 sweeps and all slow tests are run, with 500 examples of each property, and random programs of seeds that no earlier
 commit had. What ended how is kept in `build/test-full.json`,
-one entry a part, written when the part has ended: a part that is interrupted is run again as a whole.
+one entry a part, written when the part has ended: a part that is interrupted is run again as a whole. The whole output
+of a part that failed is in `build/test-full/`.
 """
 
 from __future__ import annotations
@@ -147,6 +148,10 @@ def _run(part: Part, commit: str) -> Outcome:
     done = subprocess.run(
         [sys.executable, *part.command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
+    if done.returncode:
+        output = STATE.with_suffix("") / f"{part.name.replace('/', '.')}.txt"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(done.stdout + done.stderr)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR", "survivor"))]
     last = lines[-1:] or [f"no output, status {done.returncode}: {done.stderr[-200:]}"]

@@ -57,3 +57,5 @@ def test_failures_are_named(state: Path, capsys: Any) -> None:
     main([])
     assert full.load()["two"].summary == ("FAILED it", "FAILED it")
     assert not full.load()["two"].passed
+    assert [path.name for path in state.with_suffix("").iterdir()] == ["two.txt"]
+    assert "FAILED it" in (state.with_suffix("") / "two.txt").read_text()
