@@ -100,7 +100,7 @@ def test_special_numbers_are_exact(name: str) -> None:
         with np.errstate(all="ignore"):
             array = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.1, 1e-7, 3e38]).astype(dtype)
         every_bit = np.frombuffer(b"\xff" * dtype.itemsize, dtype)
-        arrays = [array, every_bit, *(x[()] for x in (*array[:, None], every_bit))]
+        arrays = [array, every_bit, *array[:, None], *(np.array(x) for x in (*array, *every_bit))]
     else:
         limits = (0, 1) if name == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         arrays = [np.array(limits, dtype)]
@@ -108,7 +108,7 @@ def test_special_numbers_are_exact(name: str) -> None:
         constant = OPS["constant"](array=array, shape=array.shape)  # pyright: ignore[reportCallIssue] -- by name
         text = to_text(Func("f", (), (), Block((), (constant,), ())))
         (again,) = parse(text).body.ops
-        assert again.array.tobytes() == array.tobytes()
+        assert again.array.shape == array.shape and again.array.tobytes() == array.tobytes()
         assert to_text(Func("f", (), (), Block((), (again,), ()))) == text
 
 
@@ -189,6 +189,8 @@ ERRORS = {
     "fewer than 2**62 elements": (MATMUL.replace("bf16[70, 35], in", f"bf16[{2**62}, 2], in"), 1),
     "blocks of at least 1, got 50 by 0": (MATMUL.replace("[50 by 16]", "[50 by 0]"), 2),
     "expected contract of type": (MATMUL.replace("[1], [0]", "[1.0], [0]"), 9),
+    "cannot reshape array of size 2": (MATMUL.replace("70 : i32[]", "[0x3c003c00] : f16[1]"), 5),
+    "these are no elements of i32[1]": (MATMUL.replace("70 : i32[]", "[0x05000000] : i32[1]"), 5),
     "a bool is the byte 0 or 1": (MATMUL.replace("70 : i32[]", "0x0002 : bool[2]"), 5),
     "at most 64 blocks or lists": (MATMUL.replace("[[1]", "[" * 2000 + "[1]"), 9),
     "at most 64 blocks or lists inside": (MATMUL.replace("constant 70", "constant " + "- " * 2000 + "70"), 5),

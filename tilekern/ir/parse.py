@@ -348,12 +348,12 @@ class _Parser:
                     raise ValueError("a bool is the byte 0 or 1")
                 is_splat = len(literal) == tile.dtype.itemsize
                 return np.frombuffer(literal, tile.dtype).reshape(() if is_splat else tile.shape)
-            array = np.array(literal, tile.dtype)
             kind = {"float": float, "bool": bool}.get(kind_of(tile.dtype), int)
             if type(literal) is kind:
-                return array
-            if all(type(x) is kind for x in literal):
-                return array.reshape(tile.shape)
+                return np.array(literal, tile.dtype)
+            if all(type(x) is kind or (type(x) is bytes and kind is float) for x in literal):
+                elements = [np.frombuffer(x, tile.dtype).reshape(())[()] if type(x) is bytes else x for x in literal]
+                return np.array(elements, tile.dtype).reshape(tile.shape)
         except (ValueError, TypeError, OverflowError) as error:
             raise self._error(f"these are no elements of {tile}: {error}", token) from error
         raise self._error(f"these are no elements of {tile}", token)

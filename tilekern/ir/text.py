@@ -17,7 +17,8 @@
 `i[100 by 32]` is the axis `i` of extent 100 in blocks of 32; the value before it is the tile index. A dim of an access
 is `position +: size` (a block), `position` (an index), `gather(position, size)` or `along(position, size)`; `!`
 marks the dim as proved in bounds. `as [shape]` behind an array is the shape in which the access sees it. A position is
-a sum such as `16*%i + 4*(%n // 6 % 2) + 3`: strides times digits. Of several results of one op the n-th is `%name.n`.
+a sum such as `16*%i + 4*(%n // 6 % 2) + 3`: strides times digits. `0x` begins bytes: of an array with many elements, or
+of a NaN with other bits than `np.nan`. Of several results of one op the n-th is `%name.n`.
 Attributes that have their default are left out, as are a `shape` and a `dtype` that the type of the result shows.
 """
 
@@ -235,16 +236,19 @@ def _literal(value: Any) -> str:
 
 
 def _array(array: Array) -> str:
-    """A splat as its element, a small array as the list of its elements in row-major order, a large one as bytes.
+    """A splat as its element, a small array as the list of its elements in row-major order, a large one as bytes."""
+    if array.size > _LISTED:
+        return f"0x{array.tobytes().hex()}"
+    elements = [_element(x) for x in array.ravel()]
+    return f"[{', '.join(elements)}]" if array.shape else elements[0]
 
-    An element that numbers do not write, a NaN of other bits than `np.nan`, makes it bytes, too.
-    """
-    if array.size <= _LISTED:
-        number = {"float": float, "bool": bool}.get(kind_of(array.dtype), int)
-        elements = tuple(number(x) if x == x else np.nan for x in array.ravel())
-        if np.array(elements, array.dtype).tobytes() == array.tobytes():
-            return _literal(elements if array.shape else elements[0])
-    return f"0x{array.tobytes().hex()}"
+
+def _element(element: Any) -> str:
+    """A number; its bytes if it is a NaN of other bits than `np.nan`."""
+    number = {"float": float, "bool": bool}.get(kind_of(element.dtype), int)
+    if element != element and element.tobytes() != np.array(np.nan, element.dtype).tobytes():
+        return f"0x{element.tobytes().hex()}"
+    return "nan" if element != element else _literal(number(element))
 
 
 def _axis(axis: Axis) -> str:
