@@ -146,13 +146,11 @@ def test_rates_of_rows() -> None:
     x, rates = logits(len(RATES), 61), [{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | r for r in RATES]
     keys = jax.random.split(jax.random.key(1), len(RATES))
     columns: Any = {name: np.array([rate[name] for rate in rates]) for name in rates[0]}
-    columns = {name: v.astype(np.int32 if v.dtype == int else np.float32) for name, v in columns.items()}
-    found = sample(x, keys, **columns).tolist()
-    rows = range(len(RATES))
-    alone = [sample(x[n : n + 1], keys[n : n + 1], **{name: v[n : n + 1] for name, v in columns.items()}) for n in rows]
-    assert found == [int(token[0]) for token in alone]
-    fixed = 2  # the numbers of one row as options of the program; one row, for each compiles a program
-    assert found[fixed] == int(sample(x[fixed], keys[fixed], **RATES[fixed]))
+    found = sample(
+        x, keys, **{name: v.astype(np.int32 if v.dtype == int else np.float32) for name, v in columns.items()}
+    )
+    alone = [int(sample(x[n], keys[n], **rate)) for n, rate in enumerate(RATES)]
+    assert found.tolist() == alone
 
 
 def test_penalties() -> None:
