@@ -50,6 +50,11 @@ def value(machine: Machine, operand: Operand, ids: Array, dtype: np.dtype[Any]) 
     return bits.view(dtype)
 
 
+def _halves(machine: Machine, operand: Operand, ids: Array, name: str) -> Array:
+    """The two numbers of each thread's register, the lower half first; `name` is the type of the pair, as `f16x2`."""
+    return machine.read(operand, ids, 32).view(np.uint16).view(dtype_of(_PACKED[name]))
+
+
 def set_value(machine: Machine, operand: Operand, ids: Array, values: Array) -> None:
     """Write numbers to a register, which may be wider; signed numbers extend their sign."""
     if isinstance(operand, Register):
@@ -140,7 +145,7 @@ def _elementwise(function: Callable[..., Array]) -> Execute:
         dtype = dtype_of(_PACKED.get(name, name))
         into, *operands = instruction.operands
         if name in _PACKED:
-            values = [machine.read(x, ids, 32).view(np.uint16).view(dtype) for x in operands]
+            values = [_halves(machine, x, ids, name) for x in operands]
             machine.write(into, ids, _narrow(function, values).view(np.uint32))
             return
         values = [value(machine, x, ids, dtype) for x in operands]
@@ -317,9 +322,8 @@ def _compare_to_numbers(machine: Machine, instruction: Instruction, ids: Array) 
     if name not in _PACKED or result not in _PACKED:
         raise PtxError("a comparison of these types is not known")
     into, *operands = instruction.operands
-    of, to = dtype_of(_PACKED[name]), dtype_of(_PACKED[result])
-    a, b = (machine.read(x, ids, 32).view(np.uint16).view(of) for x in operands)
-    machine.write(into, ids, _holds(test, a, b).astype(to).view(np.uint32))
+    a, b = (_halves(machine, x, ids, name) for x in operands)
+    machine.write(into, ids, _holds(test, a, b).astype(dtype_of(_PACKED[result])).view(np.uint32))
 
 
 def _compare(machine: Machine, instruction: Instruction, ids: Array) -> None:
@@ -336,8 +340,7 @@ def _compare(machine: Machine, instruction: Instruction, ids: Array) -> None:
         second = operands.pop(1)
     test = instruction.modifiers[0]
     if name in _PACKED:
-        of = dtype_of(_PACKED[name])
-        halves = (machine.read(x, ids, 32).view(np.uint16).view(of) for x in operands[1:3])
+        halves = (_halves(machine, x, ids, name) for x in operands[1:3])
         results = [*_holds(test, *halves).reshape(-1, 2).T]
     else:
         holds = _holds(test, *(value(machine, x, ids, dtype_of(name)) for x in operands[1:3]))
