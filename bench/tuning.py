@@ -5,8 +5,8 @@
 
 The exhaustive search compiles and times all combinations of powers of two, and of the extents, from `_LEAST` on
 for each block, with the choices of the schedule. The fastest of one to three calls counts first. Then the `_NEAR`
-fastest programs take turns. The `_FINALISTS` of them race against the blocks of `tune` and of the schedule. The judged
-share is the time of the fastest finalist over the time with the blocks of `tune`.
+fastest programs take turns. The `_FINALISTS` fastest ones are timed again, in turns with the blocks of `tune` and of
+the schedule. The judged share is the time of the fastest finalist over the time with the blocks of `tune`.
 """
 
 from __future__ import annotations

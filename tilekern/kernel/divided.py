@@ -60,8 +60,9 @@ def on_explicit_mesh(callee: Callee, operands: Sequence[Any]) -> Sequence[Any]:
     ]
     on_device = on_part(callee, division)
     if mesh.manual_axes:
-        # Inside of another shard_map, JAX 0.12.0.1 gives each residual specs of the outer axes, too, and then refuses
-        # the program. Rematerialization leaves operands as the only residuals; JAX removes what is computed in vain.
+        # Inside of another shard_map, JAX 0.12.0.1 writes the outer axes, too, into the specs of residuals, and then
+        # refuses the program. With jax.checkpoint the operands are the only residuals. A backward pass that needs
+        # results computes the kernel again; otherwise JAX removes the second computation.
         on_device = cast(Any, jax).checkpoint(on_device)
     shard_map = cast(Callable[..., Any], jax.shard_map)
     run = shard_map(

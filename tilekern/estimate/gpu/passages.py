@@ -1,7 +1,7 @@
-"""Loops that warps pass in a way that they passed before: the same values lead the same way, so it is not walked again.
+"""Passages of loops: a warp that enters a loop with the register values of an earlier passage takes the same way.
 
-The way through a loop follows from the registers that it reads before it writes them. All iterations of an outer loop,
-and all programs of a grid, mostly enter an inner loop with the same values of these registers.
+The way through a loop depends on the registers that the loop reads before it writes them. An outer loop mostly enters
+an inner loop with equal values in each iteration, and so do the programs of a grid. Such a loop is walked once.
 """
 
 from __future__ import annotations
