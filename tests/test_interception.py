@@ -184,6 +184,18 @@ def test_kernels_mean_what_they_did(name: str, jitted: bool, intercepting: Any) 
     jax.tree.map(np.testing.assert_array_equal, derivatives(found), inside)
 
 
+def test_replaced_code_is_seen_beside_changed_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults that changed without code, also to arrays, whose comparison is no truth value."""
+    expected, interceptor = products()(X), Interceptor()
+    defaults = jnp.linspace.__defaults__
+    monkeypatch.setattr(jnp.linspace, "__defaults__", (np.ones(2), *defaults[1:]))
+    np.testing.assert_array_equal(products()(X), expected)
+    monkeypatch.setattr(jnp.linspace, "__defaults__", (np.zeros(2), *defaults[1:]))
+    with codes(interceptor):
+        np.testing.assert_array_equal(products()(X), expected)
+    assert not interceptor.calls
+
+
 def test_what_jax_traced_outside_of_a_kernel_is_traced_again() -> None:
     jax.clear_caches()
     kernel, interceptor = products(), Interceptor()

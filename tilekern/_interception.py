@@ -7,10 +7,11 @@ serves calls outside of the interception, too. So its body is traced as without 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -117,11 +118,19 @@ class _Codes:
     def __init__(self, functions: list[FunctionType]) -> None:
         self._functions = [function for function in functions if not function.__closure__]
         self._own = [function.__code__ for function in self._functions]
+        self._unchanged = gc.get_referents(*self._functions)
 
     def changes(self) -> Iterator[_Change]:
         """The changes that make functions with replaced code choose by thread."""
+        # Reading `__code__` is an audit event, and `filelock`, which JAX imports if it is installed, hears all of them
+        # in Python. So all objects to which functions refer are compared first, their code among them.
+        referents = gc.get_referents(*self._functions)
+        with suppress(Exception):  # an array among new defaults has no truth value
+            if referents == self._unchanged:
+                return
         current = [function.__code__ for function in self._functions]
         if current == self._own:
+            self._unchanged = referents
             return
         for function, own, now in zip(self._functions, self._own, current, strict=True):
             if now is not own and not any(isinstance(constant, _Choice) for constant in now.co_consts):
