@@ -310,7 +310,8 @@ class Lowered:
 
         Raises:
           tilekern.errors.EstimateError: the target is "cpu:xla".
-          tilekern.errors.ArgumentError: the kernel has no such input, or the values do not fit it.
+          tilekern.errors.ArgumentError: the kernel has no such input, the values do not fit it, or the budget is no
+            number of seconds from 0.
         """
         from tilekern.estimate.explain import Variants, explain
 

@@ -15,6 +15,7 @@ import pytest
 import tilekern as tk
 from tests.estimate import kernels
 from tests.estimate.kernels import product, row_sums, types
+from tests.lang.checks import refused
 from tilekern.errors import ArgumentError, EstimateError, TargetError
 from tilekern.estimate import Estimate
 from tilekern.estimate.explain import Explanation, Listing, Variants, explain, on_tpu
@@ -230,6 +231,14 @@ def test_trials_take_a_second_on_cpus_unless_the_call_says_otherwise(monkeypatch
         assert "not tried, for lack of time: rows = 128, rows = 32" in str(explanation)
         assert "Not tried, for lack of time: rows = 128, rows = 32" in explanation.html()
     assert budgets == [1.0, 10.0, 3.0]
+
+
+@needs_llvm
+@pytest.mark.parametrize("budget", [-1, float("nan"), "3"])
+def test_a_budget_below_0_is_refused(budget: Any) -> None:
+    lowered = product.trace(*types((64, 64), (64, 64))).lower("cpu:llvm")
+    with refused(ArgumentError, "cannot be tried for this time"):
+        lowered.explain(budget)  # <-
 
 
 def test_the_last_trial_may_take_twice_as_long_as_the_estimate() -> None:

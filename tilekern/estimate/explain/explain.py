@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tilekern.errors import EstimateError
+from tilekern.errors import ArgumentError, EstimateError
 from tilekern.estimate import by_target
 from tilekern.estimate.data_loops import check_given, given_values
 from tilekern.estimate.explain import listings
@@ -39,9 +39,16 @@ def explain(
       budget: seconds for trials of such changes; a trial that has begun is finished. None for `default_budget`.
 
     Raises:
-      ArgumentError: the Func has no such input, or the values do not fit it.
+      ArgumentError: the Func has no such input, the values do not fit it, or the budget is no number of seconds from 0.
       EstimateError: the backend declares no explainer: the program of the portable one is XLA's to explain.
     """
+    if not (budget is None or (isinstance(budget, int | float) and budget >= 0)):
+        raise ArgumentError(
+            "changes cannot be tried for this time",
+            expected="a budget of 0 seconds or more",
+            got=f"budget = {budget!r}",
+            fix="leave it out for the usual time, or say 0 to try no changes",
+        )
     explainer = explainer_of(target)
     if explainer is None:
         raise by_target.no_model(lowering, target)
