@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilekern as tk
+from tests.lang.checks import like_first
 
 
 @tk.kernel(out_type=lambda x, y: jax.ShapeDtypeStruct((2, 3), x.dtype))
@@ -56,3 +57,41 @@ def test_sums_of_8_bit_floats_are_rounded_once(dtype: str) -> None:
     np.testing.assert_array_equal(
         np.asarray(sums(every, every, target="cpu:xla")).astype(float), expected.astype(float)
     )
+
+
+@pytest.mark.parametrize(("squares", "barriers"), [(24, 0), (25, 1), (49, 1), (50, 2)])
+def test_a_value_with_more_paths_than_2_to_the_24_is_an_array(squares: int, barriers: int) -> None:
+    """LLVM followed each path of such a loop, and did not end in half an hour."""
+
+    @like_first
+    def powers(x: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(x.shape[0], 4)
+        value = x[i]
+        for _ in range(squares):
+            value = value * value
+        out[i] = value
+
+    x = np.arange(6, dtype=np.uint32)
+    lowered = powers.trace(x).lower("cpu:xla")
+    assert lowered.text.count("optimization_barrier") == 2 * barriers  # of the full tile, and of the ragged one
+    np.testing.assert_array_equal(powers(x, target="cpu:xla"), lowered.interpret(x))
+
+
+def test_random_bits_and_loads_at_their_places_end_loops_of_xla() -> None:
+    """In each of 20 rounds of Threefry a word is used three times."""
+
+    @like_first
+    def shuffled(x: tk.Ref, key: tk.Ref, out: tk.Ref, *, times: int) -> None:
+        i = tk.parallel(x.shape[0], 4)
+        value = i.indices
+        for _ in range(times):
+            value = x[(tk.random_bits(key[:], value) % 6).astype(np.int32)]
+        out[i] = value
+
+    x, key = np.arange(6, dtype=np.int32), np.uint32([3, 4])
+    counts = []
+    for times in (1, 3):
+        lowered = shuffled.trace(x, key, times=times).lower("cpu:xla")
+        counts.append(lowered.text.count("optimization_barrier"))
+        np.testing.assert_array_equal(shuffled(x, key, times=times, target="cpu:xla"), lowered.interpret(x, key))
+    assert 2 <= counts[0] < counts[1] / 2

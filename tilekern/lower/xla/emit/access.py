@@ -29,11 +29,13 @@ class Batched:
       array: has one leading dim for each axis of `axes`, then the tile's dims.
       axes: batched grid axes that the value depends on, ascending.
       interval: bounds of an integer value, if known.
+      paths: in how many ways it depends on arrays in memory, through ops that XLA may compute in one loop.
     """
 
     array: Any
     axes: tuple[int, ...] = ()
     interval: Interval | None = None
+    paths: int = 1
 
 
 @record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -27,6 +28,13 @@ from tilekern.lower.xla.emit.atomics import atomic
 from tilekern.lower.xla.emit.narrow_dots import narrow_dot
 from tilekern.lower.xla.emit.ops import function_of
 from tilekern.lower.xla.plan.batching import BatchPlan, Segment, plan_batches
+
+_MOST_PATHS = 1 << 24
+"""The most paths from arrays in memory to a value: with more, XLA stores the value as an array.
+
+LLVM's vectorizer may follow every path to its end, without notes on where it has been. The 20 rounds of Threefry, in
+which a word is used three times, have 4 · 10¹⁰ paths, and a loop with them did not compile in half an hour.
+"""
 
 
 def run(func: Func, *inputs: jax.Array) -> tuple[jax.Array, ...]:
@@ -95,7 +103,7 @@ class Emitter:
         index: Batched = Batched(base, (), interval)
         if segment.count > 1:
             array = jnp.arange(segment.count, dtype=jnp.int32) + base
-            index = GridIndex(array, (number,), interval, base, segment.count, bases)
+            index = GridIndex(array, (number,), interval, base=base, count=segment.count, base_interval=bases)
         self.env[self._func.body.args[number]] = index
 
     # --- memory as state ---
@@ -119,7 +127,8 @@ class Emitter:
     def _emit(self, op: Op) -> None:
         match op:
             case Load():
-                self.env[op.result] = access.load(op, self._arrays[op.ref], self.env)
+                loaded = access.load(op, self._arrays[op.ref], self.env)
+                self.env[op.result] = _joined(loaded, [self.env[v] for v in op.operands if v in self.env])
             case Store():
                 self._arrays[op.ref] = access.store(op, self._arrays[op.ref], self.env, self._sizes)
             case Atomic():
@@ -147,7 +156,7 @@ class Emitter:
         function = function_of(op)
         for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
-        return Batched(function(*map(access.as_array, operands)), axes, interval)
+        return _joined(Batched(function(*map(access.as_array, operands)), axes, interval), operands)
 
     def _debug(self, op: Print | Assert) -> None:
         operands = [self.env[v] for v in op.operands]
@@ -293,6 +302,14 @@ class FoldEmitter:
             return state
 
         return cast(Any, lax.cond((first <= ragged) & (ragged < last), step, skip, state))
+
+
+def _joined(result: Batched, operands: Sequence[Batched]) -> Batched:
+    """A result with the paths of its operands, as an array in memory if they are more than `_MOST_PATHS`."""
+    paths = max(1, sum(v.paths for v in operands))
+    if paths <= _MOST_PATHS:
+        return replace(result, paths=paths)
+    return replace(result, array=lax.optimization_barrier(result.array))
 
 
 def loop(first: Any, last: Any, step: Callable[[jax.Array, Any], Any], state: Any) -> Any:
