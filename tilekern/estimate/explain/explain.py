@@ -42,13 +42,7 @@ def explain(
       ArgumentError: the Func has no such input, the values do not fit it, or the budget is no number of seconds from 0.
       EstimateError: the backend declares no explainer: the program of the portable one is XLA's to explain.
     """
-    if not (budget is None or (isinstance(budget, int | float) and budget >= 0)):
-        raise ArgumentError(
-            "changes cannot be tried for this time",
-            expected="a budget of 0 seconds or more",
-            got=f"budget = {budget!r}",
-            fix="leave it out for the usual time, or say 0 to try no changes",
-        )
+    _check_budget(budget)
     explainer = explainer_of(target)
     if explainer is None:
         raise by_target.no_model(lowering, target)
@@ -89,3 +83,13 @@ def explain(
         shares.regions,
         trials.untried,
     )
+
+
+def _check_budget(budget: object) -> None:
+    if not (budget is None or (isinstance(budget, int | float) and budget >= 0)):
+        raise ArgumentError(
+            "changes cannot be tried for this time",
+            expected="a budget of 0 seconds or more",
+            got=f"budget = {budget!r}",
+            fix="leave it out for the usual time, or say 0 to try no changes",
+        )
