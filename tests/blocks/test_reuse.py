@@ -175,3 +175,14 @@ def test_the_cpu_loads_ahead_while_short_runs_arrive() -> None:
     x = S((8192, 8192), jnp.float32)
     short, long = (float(model()(tiling_of(doubled, x, columns=columns))) for columns in (64, 512))
     assert short < 1.5 * long  # 1.07; with as long a wait for each of 8 times as many runs 2.5
+
+
+def test_a_broadcast_stores_what_takes_long_and_nothing_of_the_rows() -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def centered(x, out, *, rows: tk.Block):
+        i = tk.parallel(x.shape[0], rows)
+        away = x[i, :] - x[i, :].mean(axis=1, keepdims=True)
+        out[i, :] = away / (away * away).sum(axis=1)[:, None]
+
+    of_kernel = tiling_of(centered, S((64, 1000), jnp.float32), rows=8)
+    assert of_kernel.held.bytes_of_buffers < 1000 * 4  # vectors of 8 rows

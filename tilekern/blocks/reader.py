@@ -164,7 +164,10 @@ class _Reader:
         own = 0 if isinstance(op, _FREE) else 1
         if isinstance(op, Elementwise) and op.function in TRANSCENDENTAL | {"div", "rem"}:
             own = _CHEAP + 1
-        return own + sum(cost for v in op.operands if (cost := self.cost.get(v, 0)) < math.inf)
+        cost = own + sum(cost for v in op.operands if (cost := self.cost.get(v, 0)) < math.inf)
+        # A broadcast stores what would be computed again for each of its rows.
+        repeats = isinstance(op, Broadcast) and math.prod(op.shape) > op.operands[0].tile.size
+        return 0 if repeats and cost > _CHEAP else cost
 
     def _tile(self, value: Value) -> Tile:
         return Tile(value.tile.shape, value.tile.dtype.itemsize, value in self.operands, value in self.carried)
