@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilekern.blocks.readings import Readings, Shift, row_parts, shift
 from tilekern.blocks.tiling import Held, Loop, Product, Tile, TileAccess, TileOp, Tiling
 from tilekern.ir.analysis.costs import TRANSCENDENTAL
 from tilekern.ir.analysis.iterations import Iterations
@@ -14,7 +15,7 @@ from tilekern.ir.compute import Constant, Convert, Dot, Reduce
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Load, MemoryOp
+from tilekern.ir.memory import Load, MemoryOp, Position
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import TileType
@@ -44,7 +45,8 @@ def tiling(func: Func) -> Tiling:
     carried = {value for op in loops for values in (op.operands, op.regions[-1].results) for value in values}
     results = {value for op in loops for value in op.results}
     numbers = {param: n for n, param in enumerate(func.params)}
-    reader = _Reader(Iterations(func), numbers, operands, carried, carried | results | _summands(func))
+    without_buffer = carried | results | _summands(func)
+    reader = _Reader(Iterations(func), numbers, operands, carried, without_buffer, row_parts(func))
     for table in (reader.moved_by, reader.refetched_by, reader.placed_by):
         table |= {index: frozenset({n}) for n, index in enumerate(func.body.args)}
     grid = tuple(Loop(axis.extent, axis.block, n) for n, axis in enumerate(func.axes))
@@ -62,6 +64,9 @@ class _Reader:
     operands: set[Value]  # values that only matrix products use
     carried: set[Value]  # values that a loop starts with, or yields
     without_buffer: set[Value]  # values in the memory of a carry, or of a sum that a product is added to
+    row_parts: set[Op]  # accesses that have whole rows together
+    readings: Readings | None = None  # of the block that is read
+    earlier: list[MemoryOp] = field(default_factory=list[MemoryOp])  # the ops of `accesses`
     folds: list[tuple[Loop, ...]] = field(default_factory=list[tuple[Loop, ...]])
     ops: list[TileOp] = field(default_factory=list[TileOp])
     products: list[Product] = field(default_factory=list[Product])
@@ -79,8 +84,20 @@ class _Reader:
 
     def block(self, block: Block, loops: tuple[Loop, ...]) -> Held:
         """Read the ops of a block inside of loops."""
+        around, self.readings = self.readings, self._readings(block)
         inner = [held for op in block.ops for held in self._op(op, loops)]
+        self.readings = around
         return self._held(block, inner)
+
+    def _readings(self, block: Block) -> Readings:
+        costs = dict(self.cost)
+        for op in block.ops:
+            costs |= dict.fromkeys(op.results, self._cost(op, costs))
+
+        def is_stored(value: Value) -> bool:
+            return costs.get(value, 0) > _CHEAP and value not in self.without_buffer
+
+        return Readings(block, is_stored, _AFTER)
 
     def _op(self, op: Op, loops: tuple[Loop, ...]) -> list[Held]:
         self._note_loops(op, len(loops))
@@ -133,7 +150,7 @@ class _Reader:
                 last[value] = max(last.get(value, 0), here + whole)
                 last_of_buffer[value] = max(last_of_buffer.get(value, 0), here + (whole and not by_lanes))
             step |= dict.fromkeys(op.results, here + isinstance(op, _AFTER))
-            self.cost |= dict.fromkeys(op.results, self._cost(op))
+            self.cost |= dict.fromkeys(op.results, self._cost(op, self.cost))
         end = max(step.values(), default=0) + 1
         of_results = {value: end for value in block.results if value in step}
         last, last_of_buffer = last | of_results, last_of_buffer | of_results
@@ -157,14 +174,14 @@ class _Reader:
             for at in range(1, end + 1)
         )
 
-    def _cost(self, op: Op) -> float:
+    def _cost(self, op: Op, costs: Mapping[Value, float]) -> float:
         """Operations for an element of the result, lane by lane; infinite if the result exists only as a whole."""
         if isinstance(op, _AFTER):
             return math.inf
         own = 0 if isinstance(op, _FREE) else 1
         if isinstance(op, Elementwise) and op.function in TRANSCENDENTAL | {"div", "rem"}:
             own = _CHEAP + 1
-        cost = own + sum(cost for v in op.operands if (cost := self.cost.get(v, 0)) < math.inf)
+        cost = own + sum(cost for v in op.operands if (cost := costs.get(v, 0)) < math.inf)
         # A broadcast stores what would be computed again for each of its rows.
         repeats = isinstance(op, Broadcast) and math.prod(op.shape) > op.operands[0].tile.size
         return 0 if repeats and cost > _CHEAP else cost
@@ -193,9 +210,14 @@ class _Reader:
         last = [op.positions[term.operand] for dim in dims[-1:] for term in dim.position.terms]
         moved, streamed = (_loops_of(values, self.moved_by) for values in (op.positions, last))
         refetched, placed = (_loops_of(op.positions, table) for table in (self.refetched_by, self.placed_by))
+        shifted = self._shift(op)
+        assert self.readings is not None
+        self.earlier.append(op)
         return TileAccess(
             sizes=tuple(dim.size for dim in dims),
             loops=loops,
+            rows_of_use=self.readings.rows_of_use(op) if isinstance(op, Load) else 1,
+            passes=self.readings.passes(op) if isinstance(op, Load) else 1,
             moved_by=tuple(n in moved for n in range(len(loops))),
             streamed_by=tuple(n in streamed for n in range(len(loops))),
             refetched_by=tuple(n in refetched for n in range(len(loops))),
@@ -207,7 +229,17 @@ class _Reader:
             itemsize=op.ref.ref.dtype.itemsize,
             is_operand=any(result in self.operands for result in op.results),
             stores=not isinstance(op, Load),
+            shares_rows=op in self.row_parts,
+            shift=shifted,
         )
+
+    def _shift(self, op: MemoryOp) -> Shift | None:
+        """The distance of an access to an earlier one of the array."""
+
+        def loops(position: Position) -> list[int]:
+            return sorted(_loops_of([op.positions[term.operand] for term in position.terms], self.moved_by))
+
+        return shift(op, self.earlier, loops)
 
     def _part(self, op: Fold) -> float:
         """The mean part of the tiles that a fold visits."""

@@ -43,7 +43,18 @@ def traffic(tiling: Tiling) -> Iterator[Traffic]:
             if not access.moved_by[n]:
                 repeats = math.prod(counts[:n], start=1.0) * np.maximum(counts[n] - 1, 0)
                 yield Traffic(access, repeats * touched[n + 1], _distance(tiling.accesses, access.path[: n + 1]))
+        once = access.times * access.tile.bytes
+        if np.any(np.asarray(access.rows_of_use) > 1):
+            yield Traffic(access, once * (access.rows_of_use - 1), _bytes_of_row(tiling.accesses, access.path))
+        if access.passes > 1:
+            yield Traffic(access, once * (access.passes - 1), _distance(tiling.accesses, access.path))
         first = math.prod(counts[:depth], start=1.0) * touched[depth]
+        if depth and access.shift is not None and access.shift.depth is not None:
+            # Rows that the earlier access has not touched in this iteration: it did in another one of the loop around.
+            part = _part_apart(access)
+            around = _distance(tiling.accesses, access.path[: access.shift.depth + 1])
+            yield Traffic(access, first * part, around)
+            first = first * (1 - part)
         yield Traffic(access, first, _distance(tiling.accesses, access.path[:depth]) if depth else None)
 
 
@@ -51,8 +62,10 @@ def _shared_depth(access: TileAccess, earlier: Sequence[TileAccess]) -> int:
     """The number of loops that an access has in common with an earlier one of its array; 0 if it is the first.
 
     Example: loops i and k around the first access, i and l around the second one -> 1: in an iteration of i, the first
-    access has touched the array before the second one does.
+    access has touched the array before the second one does. Rows that no loop moves are rows of the access alone.
     """
+    if access.shift is not None and access.shift.depth is None:
+        return 0
     return max((_common(access.path, e.path) for e in earlier if e.array == access.array), default=0)
 
 
@@ -74,11 +87,24 @@ def _touched(access: TileAccess) -> list[Number]:
     return touched[::-1]
 
 
+def _bytes_of_row(accesses: Sequence[TileAccess], path: tuple[int, ...]) -> Number:
+    """The bytes of one row of each tile of an iteration: a pass touches so many until it is at the next row."""
+    return sum(access.tile.inner * access.itemsize for access in accesses if access.path == path)
+
+
 def _distance(accesses: Sequence[TileAccess], path: tuple[int, ...]) -> Number:
-    """The bytes that all accesses inside of some loops touch while these stand still, each array's once."""
+    """The bytes that all accesses inside of some loops touch while these stand still, each byte of an array once."""
     of_arrays: dict[int, Number] = {}
+    apart: Number = 0
     for access in accesses:
         if access.path[: len(path)] == path:
             touched = _touched(access)[len(path)]
             of_arrays[access.array] = np.maximum(of_arrays.get(access.array, 0), touched)
-    return sum(of_arrays.values())
+            apart = apart + (touched * _part_apart(access) if access.shift is not None else 0)
+    return sum(of_arrays.values()) + apart
+
+
+def _part_apart(access: TileAccess) -> Number:
+    """The part of an access's rows that the nearest access of the array does not touch."""
+    assert access.shift is not None
+    return np.minimum(access.shift.elements / np.maximum(access.sizes[access.shift.dim], 1), 1)

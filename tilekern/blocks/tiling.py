@@ -17,6 +17,8 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
+from tilekern.blocks.readings import Shift
+
 type Number = Any
 """An int or a float, or an array of them with an element for each choice of blocks."""
 
@@ -147,7 +149,7 @@ class Product:
 
 
 @_pytree(
-    *("array", "extents", "kinds", "aligned", "itemsize", "is_operand", "stores"),
+    *("array", "extents", "kinds", "aligned", "itemsize", "is_operand", "stores", "shares_rows", "shift", "passes"),
     *("moved_by", "streamed_by", "refetched_by", "placed_by"),
 )
 class TileAccess:
@@ -156,6 +158,8 @@ class TileAccess:
     Attributes:
       sizes: lanes along each dim of the array.
       loops: the loops around it.
+      rows_of_use: the number of rows for which a loaded tile is read again: it is broadcast along so many.
+      passes: the number of steps that read a loaded tile.
       moved_by: for each loop True if the position of the tile depends on the loop's index.
       streamed_by: for each loop True if the position along the array's last dim depends on the loop's index.
       refetched_by: as `moved_by`, but the index of a fold counts as one that depends on all that the fold reads. The
@@ -169,10 +173,14 @@ class TileAccess:
       itemsize: bytes of an element.
       is_operand: True if only matrix products use the tile.
       stores: True for a store or an update.
+      shares_rows: True if several accesses at the same place have a part of the last dim each, and all of it together.
+      shift: the distance to an earlier access of the array; None without a constant one.
     """
 
     sizes: tuple[Number, ...]
     loops: tuple[Loop, ...]
+    rows_of_use: Number
+    passes: int
     moved_by: tuple[bool, ...]
     streamed_by: tuple[bool, ...]
     refetched_by: tuple[bool, ...]
@@ -184,6 +192,8 @@ class TileAccess:
     itemsize: int
     is_operand: bool
     stores: bool
+    shares_rows: bool
+    shift: Shift | None
 
     @property
     def times(self) -> Number:
@@ -209,8 +219,16 @@ class TileAccess:
     @property
     def run(self) -> Number:
         """Elements that lie side by side: of the last dim, and of the one before it if the tile has all of a row."""
+        return self._run(self.sizes)
+
+    @property
+    def run_of_rows(self) -> Number:
+        """`run`, with all of the last dim if the accesses at this place have it together."""
+        return self._run((*self.sizes[:-1], self.extents[-1])) if self.shares_rows else self.run
+
+    def _run(self, sizes: Sequence[Number]) -> Number:
         run, whole = 1, True
-        for size, extent, kind in reversed(list(zip(self.sizes, self.extents, self.kinds, strict=True))):
+        for size, extent, kind in reversed(list(zip(sizes, self.extents, self.kinds, strict=True))):
             lanes = 1 if kind in ("gather", "along") else np.minimum(size, extent)
             run = run * np.where(whole, lanes, 1)
             whole = whole & (lanes >= extent)
