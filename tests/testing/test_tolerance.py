@@ -112,6 +112,17 @@ def test_the_factor_and_the_length_widen_the_bound() -> None:
     assert np.isclose(longer, 4 * 2.0**-24 * (5000**0.5 - 0.5**0.5) * np.abs(oracle).max(), rtol=0.01)
 
 
+def test_an_oracle_of_a_float64_result_has_rounded_too() -> None:
+    """A row of one number, normalised: its two formulas are 3.93 units apart, and ε of a result alone is 3.83."""
+    x, weight = (np.array([float.fromhex(text)]) for text in ("0x1.7212a1499f7ebp-4", "0x1.f1f3d10bde5a1p-9"))
+    oracle = x / np.sqrt(x * x + 0.5) * (weight + 1)
+    out = x * (1 / np.sqrt(x * x + 0.5)) * (weight + 1)
+    assert 3.9 < float(np.abs(out / oracle - 1)[0]) * 2**53 < 4.1
+    assert_close(out, oracle, oracle)
+    with pytest.raises(AssertionError, match="too far"):
+        assert_close(oracle + 8 * 2.0**-53 * oracle, oracle, oracle)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

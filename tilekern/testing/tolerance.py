@@ -101,8 +101,11 @@ def _rounding(dtype: DType, length: int) -> float:
     sum of k has size √k, so step k rounds by at most w √k; these errors are independent, too, and add up to
     w √(1 + 2 + … + n) ≈ w n / √2, where the whole sum has size √n: an error of w √(n / 2) relative to it. We allow four
     times that, four standard deviations, as there are many elements.
+
+    The oracle of a float64 result has rounded as often as the result, so there both errors count.
     """
-    return unit_roundoff(dtype) + 4 * unit_roundoff(accumulator(dtype)) * math.sqrt(max(length, 1) / 2)
+    once = unit_roundoff(dtype) + 4 * unit_roundoff(accumulator(dtype)) * math.sqrt(max(length, 1) / 2)
+    return 2 * once if dtype == F64 else once
 
 
 def unit_roundoff(dtype: DType) -> float:
