@@ -122,8 +122,8 @@ class _Codes:
 
     def changes(self) -> Iterator[_Change]:
         """The changes that make functions with replaced code choose by thread."""
-        # Reading `__code__` is an audit event, and `filelock`, which JAX imports if it is installed, hears all of them
-        # in Python. So all objects to which functions refer are compared first, their code among them.
+        # Reading `__code__` is an audit event, and `filelock`, which JAX imports if it is installed, hears every event
+        # in Python. So all objects to which functions refer are compared first, their code included.
         referents = gc.get_referents(*self._functions)
         with suppress(Exception):  # an array among new defaults has no truth value
             if referents == self._unchanged:

@@ -28,8 +28,8 @@ class Shift(NamedTuple):
 class Readings:
     """How often the steps of a block read a loaded tile.
 
-    A step is one pass over lanes, and stores what later steps use. What is cheap is not stored: each step computes it
-    again, and reads the loaded tiles below it again.
+    A step is one pass over lanes, and stores what later steps use. Cheap values are not stored: each step computes
+    them again, and reads the loaded tiles below them again.
 
     Args:
       block: the block.
@@ -98,16 +98,16 @@ def shift(op: MemoryOp, earlier: Sequence[MemoryOp], loops: Callable[[Position],
       earlier: the accesses before it.
       loops: returns the numbers of the loops that a position depends on.
     """
-    shifts = [s for other in earlier if other.ref is op.ref and (s := _shift(op, other, loops)) is not None]
+    shifts = [s for access in earlier if access.ref is op.ref and (s := _shift(op, access, loops)) is not None]
     return min(shifts, key=lambda s: s.elements, default=None)
 
 
-def _shift(op: MemoryOp, other: MemoryOp, loops: Callable[[Position], Sequence[int]]) -> Shift | None:
-    dims, other_dims = op.access.dims, other.access.dims
-    places = [[(d.kind, d.size, terms(x, d.position)) for d in x.access.dims] for x in (op, other)]
+def _shift(op: MemoryOp, earlier: MemoryOp, loops: Callable[[Position], Sequence[int]]) -> Shift | None:
+    dims, earlier_dims = op.access.dims, earlier.access.dims
+    places = [[(d.kind, d.size, terms(x, d.position)) for d in x.access.dims] for x in (op, earlier)]
     if places[0] != places[1]:
         return None
-    distances = [abs(a.position.const - b.position.const) for a, b in zip(dims, other_dims, strict=True)]
+    distances = [abs(a.position.const - b.position.const) for a, b in zip(dims, earlier_dims, strict=True)]
     moved = [dim for dim, distance in enumerate(distances) if distance]
     if len(moved) != 1:
         return None
