@@ -101,8 +101,9 @@ def _tokens_cuda(query: Any, items: Any, cache: Cache, tables: Any, terms: Any, 
     wide = max(cache.keys.shape[3], cache.width)
     if query.dtype.itemsize > 2:
         return {"block_k": keys_of_tile(cache.page, 16), "num_warps": 8, "num_stages": 1}  # all operands in registers
-    # "mma" takes its operands from registers.
-    most = 128 if wide <= 128 and device.matrix_unit != "mma" else 64 if wide <= 256 else 32
+    most = 128 if wide <= 128 else 64 if wide <= 256 else 32
+    if device.matrix_unit == "mma":  # it takes its operands from registers, where numbers of 4 bits are unpacked
+        most = min(most, 32 if cache.is_packed else 64)
     return {"block_k": keys_of_tile(cache.page, most), "num_warps": 8}
 
 
