@@ -10,7 +10,6 @@ EQUIVALENT: dict[str, str] = {
     "tilekern/lower/rewrite/narrow_floats.py:encoded:identity:222df693": "lanes of larger numbers do not read it",
     "tilekern/lower/mosaic/plan/step_blocks.py:_Steps.blocks:dtype:3b5e80fa": "zeros, to which int64 places are added",
     "tilekern/lower/triton/ptx/machine.py:Arena.__init__:dtype:f1f857de": "numbers of thread blocks are below 2**31",
-    "tilekern/_interception.py:_Codes.changes:drop:ae4d7a14": "without it a loop finds no change; only time differs",
     "tilekern/lower/mosaic/stored_dtypes.py:wide_dtype:dtype:ff754c5c": "int32 has all numbers of 8 and 16 bits, too",
     "tilekern/lower/llvm/runtime/code_table.py:_add:dtype:6744763f": (
         "a constant of 32 bits fills a register of 64 bits with zeros, on x86-64 and AArch64"
