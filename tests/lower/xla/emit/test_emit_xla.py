@@ -60,8 +60,8 @@ def test_sums_of_8_bit_floats_are_rounded_once(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("squares", "barriers"), [(24, 0), (25, 1), (49, 1), (50, 2)])
-def test_a_value_with_more_paths_than_2_to_the_24_is_an_array(squares: int, barriers: int) -> None:
-    """LLVM followed each path of such a loop, and did not end in half an hour."""
+def test_a_value_with_more_than_30_million_paths_is_an_array(squares: int, barriers: int) -> None:
+    """A square doubles the paths, and the array has one. LLVM followed each path, and did not end in half an hour."""
 
     @like_first
     def powers(x: tk.Ref, out: tk.Ref) -> None:
