@@ -28,6 +28,13 @@ from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
 
+_UNOPTIMIZED = {"xla_backend_optimization_level": 0}
+"""Options of XLA for programs of Pallas' interpreter.
+
+They run once. LLVM's vectorizer follows all paths of a loop, and does not end for the rounds of random bits
+(`emit_xla` of the portable backend bounds the paths of its own programs).
+"""
+
 
 class MosaicLowering:
     """A Func as a Pallas kernel.
@@ -69,13 +76,14 @@ class MosaicLowering:
         return tuple(x.astype(p.ref.dtype).reshape(p.ref.shape) for x, p in pairs)
 
     def interpret(self, *inputs: Array, params: Any = True) -> Sequence[Array]:
-        """The outputs, by Pallas' interpreter.
+        """The outputs, by Pallas' interpreter, whose program XLA compiles without its optimizations.
 
         Args:
           inputs: the arrays.
           params: `pltpu.InterpretParams`, to look for races and for reads of unwritten memory.
         """
-        results = cast(Sequence[jax.Array], jax.jit(partial(self.run, interpret=params))(*inputs))
+        interpreter = jax.jit(partial(self.run, interpret=params), compiler_options=_UNOPTIMIZED)
+        results = cast(Sequence[jax.Array], interpreter(*inputs))
         return [np.asarray(x) for x in results]
 
     @property
