@@ -20,6 +20,11 @@ def even(extent: int, limit: int) -> int:
     return max(1, tk.cdiv(extent, max(1, tk.cdiv(extent, limit))))
 
 
+def divisor(extent: int, limit: int) -> int:
+    """The largest divisor of `extent` that is at most `limit`; 1 for an extent of 0."""
+    return max((n for n in range(1, min(extent, limit) + 1) if extent % n == 0), default=1)
+
+
 def power_of_two(extent: int, limit: int, least: int = 1) -> int:
     """The smallest power of two from `least` to `limit` that holds `extent`: sizes of GPUs' tiles are powers of two."""
     return max(least, min(limit, 1 << max(extent - 1, 0).bit_length()))

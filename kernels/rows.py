@@ -12,8 +12,11 @@ from tilekern.kernels.blocks import even, power_of_two, tiled
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
 TILE_ELEMENTS = 1 << 20
 
-# The elements of a tile that stay in a second-level cache, and the least number of tiles, for cores to share.
-CACHED_ELEMENTS, SHARED_TILES = 1 << 16, 16
+# The most elements of a tile that stays in a second-level cache.
+CACHED_ELEMENTS = 1 << 16
+
+# Elements of a tile of short rows on "cpu:llvm": it stays in the first cache, and rows follow each other in memory.
+FEW_ROWS = 2048
 
 # Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all
 # threads of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.
@@ -43,7 +46,7 @@ def coarse_blocks(x: Any, *unused: Any) -> dict[str, int]:
 def cached(rows: int, columns: int) -> tuple[int, int]:
     """Blocks for an array [rows, columns] whose programs go over a tile several times: it stays in a core's cache."""
     block_columns = max(1, min(columns, CACHED_ELEMENTS))
-    return even(rows, max(1, min(CACHED_ELEMENTS // block_columns, rows // SHARED_TILES))), block_columns
+    return even(rows, max(1, FEW_ROWS // block_columns)), block_columns
 
 
 def cached_blocks(x: Any, *unused: Any) -> dict[str, int]:

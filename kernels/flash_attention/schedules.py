@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 import tilekern as tk
-from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
+from tilekern.kernels.blocks import divisor, even, power_of_two, takes_registers, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.mods import carried_by
 
@@ -23,14 +23,9 @@ def of_map(schedule: Schedule) -> Schedule:
         if extras.block_map is None:
             return blocks
         coarse = {"block_q": extras.block_map.block_q, "block_k": extras.block_map.block_k}
-        return {name: _divisor(coarse[name], size) if name in coarse else size for name, size in blocks.items()}
+        return {name: divisor(coarse[name], size) if name in coarse else size for name, size in blocks.items()}
 
     return chosen
-
-
-def _divisor(whole: int, most: int) -> int:
-    """The largest divisor of `whole` that is at most `most`."""
-    return max(n for n in range(1, whole + 1) if whole % n == 0 and n <= most)
 
 
 def declare(kernel: Any) -> None:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import power_of_two, tiled
+from tilekern.kernels.blocks import divisor, power_of_two, tiled
 from tilekern.kernels.derivatives import along
 from tilekern.kernels.rope.reference import reference
-from tilekern.kernels.rows import cached, coarse, like_first
+from tilekern.kernels.rows import coarse, like_first
 
 
 @tk.kernel(out_type=like_first, linear=("x",))
@@ -80,10 +80,9 @@ def cpu_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 @rope_forward.schedule("cpu:llvm")
 def llvm_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
-    """All heads, and as many positions as stay in a core's cache."""
-    _, length, heads, width = x.shape
-    block_t, _ = cached(length, heads * width)
-    return {"block_t": block_t, "block_n": max(1, heads)}
+    """Heads of a position, as many as divide all of them into parts of at most 1536 elements."""
+    *_, heads, width = x.shape
+    return {"block_t": 1, "block_n": divisor(heads, max(1, 1536 // max(1, width)))}
 
 
 @rope_forward.schedule("cuda")

@@ -87,12 +87,6 @@ def _cpu(x: Any, *unused: Any) -> dict[str, int]:
     return {"block_t": even(x.shape[1], 64), "block_c": even(x.shape[2], 16)}
 
 
-@selective_scan_forward.schedule("cpu:llvm")
-def _llvm(x: Any, *unused: Any) -> dict[str, int]:
-    """Few tokens of many channels, whose rows are read at the speed of memory, in tiles that stay in a core's cache."""
-    return {"block_t": even(x.shape[1], 16), "block_c": even(x.shape[2], 384)}
-
-
 @selective_scan_forward.schedule("cuda")
 def _cuda(x: Any, *unused: Any) -> dict[str, int]:
     """32 states a thread: of 16 tokens each, for a thread holds all tokens of its states."""
