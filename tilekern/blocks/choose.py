@@ -183,13 +183,14 @@ def _slopes(programs: Programs, start: Blocks, name: str, leaves: Sequence[Any],
 
 
 def _slope(first: Any, second: Any, size: int, varied_size: int) -> tuple[str, float]:
+    line = "plus", (second - first) / (varied_size - size)
     if isinstance(first, float) or first == second:
-        return "plus", 0.0
+        return line
     if second * size == first * varied_size:
         return "times", 1.0
     if abs(second * varied_size - first * size) <= max(size, varied_size):
         return "over", 1.0
-    return "plus", (second - first) / (varied_size - size)
+    return line
 
 
 def _tilings_of(
@@ -207,7 +208,9 @@ def _tilings_of(
                 number = np.ceil(number * (start[name] / column))
             elif slope:
                 number = number + slope * (column - start[name])
-        numbers.append(number if number is leaf else np.maximum(np.rint(number), 0))
+        if number is not leaf:
+            number = np.clip(number, 0, 1) if isinstance(leaf, float) else np.maximum(np.rint(number), 0)
+        numbers.append(number)
     return jax.tree.unflatten(tree, numbers)
 
 
