@@ -15,8 +15,8 @@ TILE_ELEMENTS = 1 << 20
 # The most elements of a tile that stays in a second-level cache.
 CACHED_ELEMENTS = 1 << 16
 
-# Elements of a tile of short rows on "cpu:llvm": it stays in the first cache, and rows follow each other in memory.
-FEW_ROWS = 2048
+# Elements of a tile on "cpu:llvm" that short rows share: it stays in the first cache.
+SHORT_TILE_ELEMENTS = 2048
 
 # Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all
 # threads of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.
@@ -44,9 +44,12 @@ def coarse_blocks(x: Any, *unused: Any) -> dict[str, int]:
 
 
 def cached(rows: int, columns: int) -> tuple[int, int]:
-    """Blocks for an array [rows, columns] whose programs go over a tile several times: it stays in a core's cache."""
+    """Blocks for an array [rows, columns] whose programs go over a tile several times: it stays in a core's cache.
+
+    A tile is one row, or a few short ones: then the CPU reads memory in order.
+    """
     block_columns = max(1, min(columns, CACHED_ELEMENTS))
-    return even(rows, max(1, FEW_ROWS // block_columns)), block_columns
+    return even(rows, max(1, SHORT_TILE_ELEMENTS // block_columns)), block_columns
 
 
 def cached_blocks(x: Any, *unused: Any) -> dict[str, int]:

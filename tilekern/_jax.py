@@ -46,6 +46,7 @@ with os.scandir(os.path.dirname(os.path.abspath(__file__))) as _entries:
 
 Tracer = jax.core.Tracer
 ShapedArray = jax.core.ShapedArray
+UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # compiler options of programs that run once
 
 
 # --- tracing --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
 from tilekern.kernels.derivatives import cast_like, derive
 from tilekern.kernels.group_norm.reference import definition
-from tilekern.kernels.rows import FEW_ROWS, TILE_ELEMENTS, like_first, warps_for
+from tilekern.kernels.rows import CACHED_ELEMENTS, TILE_ELEMENTS, like_first, warps_for
 
 Moments = tuple[jax.Array, jax.Array]
 
@@ -254,10 +254,13 @@ def _cpu(x: Any, *unused: Any, size: int) -> dict[str, int]:
 
 
 def _llvm(x: Any, *unused: Any, size: int) -> dict[str, int]:
-    """Channels of some cache lines, whose positions stay in the first cache from one pass to the next."""
+    """Channels of some cache lines, whose positions stay in a core's cache from one pass to the next.
+
+    Their groups are a power of two, which divides the usual 32 groups: no tile is ragged.
+    """
     _, rows, columns = x.shape
     block_g = min(columns // size, power_of_two(tk.cdiv(128, size), 128))
-    return {"block_s": even(rows, max(1, 8 * FEW_ROWS // (block_g * size))), "block_g": block_g}
+    return {"block_s": even(rows, max(1, CACHED_ELEMENTS // 4 // (block_g * size))), "block_g": block_g}
 
 
 def _cuda(x: Any, *unused: Any, size: int, device: tk.Device) -> dict[str, int]:

@@ -65,7 +65,7 @@ def linear_attention_forward(
 
 @linear_attention_forward.schedule("cpu")
 def _cpu(query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any) -> dict[str, int]:
-    """Chunks whose scores cost about as much as their states; the columns of a state together."""
+    """Chunks of 32 tokens, whose scores cost less than their states; the columns of a state together."""
     return {"block_t": even(value.shape[1], 32), "block_v": even(value.shape[3], 256)}
 
 

@@ -80,7 +80,7 @@ def cpu_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 @rope_forward.schedule("cpu:llvm")
 def llvm_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
-    """Heads of a position, as many as divide all of them into parts of at most 1536 elements."""
+    """A position, and of its heads a divisor of their number, so that no tile is ragged: at most 1536 elements."""
     *_, heads, width = x.shape
     return {"block_t": 1, "block_n": divisor(heads, max(1, 1536 // max(1, width)))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import warnings
 from dataclasses import replace
@@ -69,6 +70,33 @@ def test_a_row_that_a_program_holds_whole_gets_few_rows() -> None:
 
     wide, narrow = S((64, 50257), jnp.float32), S((65536, 16), jnp.float32)
     assert blocks_of(softmax.trace(wide).ir)[0] <= 4 < 16 <= blocks_of(softmax.trace(narrow).ir)[0]
+
+
+@pytest.mark.parametrize("target", ["cpu:llvm", "tpu:v5e"])
+def test_a_causal_loop_gets_blocks_that_leave_out_tiles(target: str) -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def causal(x, out, *, queries: tk.Block = 128, keys: tk.Block = 128):
+        i = tk.parallel(x.shape[0], queries)
+
+        def step(j: tk.Tile, total: jax.Array) -> jax.Array:
+            earlier = i.indices[:, None] >= j.indices[None, :]
+            return total + tk.dot(jnp.where(earlier, tk.dot(x[i, :], x[j, :].T), 0), x[j, :])
+
+        visited = tk.serial(x.shape[0], keys, stop=i.start + queries)
+        out[i, :] = tk.fold(visited, step, tk.zeros((i, x.shape[1])))
+
+    def programs(blocks: Blocks) -> list[Func]:
+        return [causal.trace(S((1024, 128), jnp.float32), **blocks).ir]
+
+    def seconds_of(queries: int, keys: int) -> float:
+        return seconds(programs({"queries": queries, "keys": keys})[0], target)
+
+    model = model_of(resolve(target))
+    assert model is not None
+    start = {"queries": 128, "keys": 128}
+    chosen = next(by_speed(programs, start, list(start), model))
+    sizes = [32, 64, 128, 256, 512, 1024]
+    assert seconds_of(**chosen) <= 1.05 * min(seconds_of(*pair) for pair in itertools.product(sizes, repeat=2))
 
 
 def test_a_block_is_no_longer_than_its_axis_needs() -> None:

@@ -18,14 +18,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from tilekern import _jax
 from tilekern.ir.core import Array
 from tilekern.ir.types import F64, DType, accumulator, dtype_name, kind_of
 
 # Types of arguments that `in_float64` traces, so that one compiled oracle serves all values.
 _TRACED = (int, float, np.ndarray, jax.Array)
-
-# An oracle runs once or twice: most of its time is XLA's compilation, which this halves.
-_QUICK = {"xla_backend_optimization_level": 0}
 
 
 # --- the rule -------------------------------------------------------------------------------------------------------
@@ -147,5 +145,5 @@ def in_float64(reference: Callable[..., Any], *arrays: Any, **keywords: Any) -> 
     with jax.enable_x64(True):
         wide = [np.asarray(a).astype(F64) if kind_of(np.asarray(a).dtype) == "float" else a for a in arrays]
         static = [n for n, v in keywords.items() if isinstance(v, bool) or not isinstance(v, _TRACED)]
-        oracle = jax.jit(reference, static_argnames=static, compiler_options=_QUICK)
+        oracle = jax.jit(reference, static_argnames=static, compiler_options=_jax.UNOPTIMIZED)
         return jax.tree.map(np.asarray, oracle(*wide, **keywords))

@@ -54,7 +54,7 @@ def prefixes(lengths: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
 
 
 def kept_keys(kept: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
-    return kept[j] & (i >= 0)
+    return jnp.asarray(kept)[j] & (i >= 0)
 
 
 def nothing(b: Any, n: Any, i: Any, j: Any) -> Any:

@@ -28,13 +28,6 @@ from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
 
-_UNOPTIMIZED = {"xla_backend_optimization_level": 0}
-"""Options of XLA for programs of Pallas' interpreter.
-
-They run once. LLVM's vectorizer follows all paths of a loop, and does not end for the rounds of random bits
-(`emit_xla` of the portable backend bounds the paths of its own programs).
-"""
-
 
 class MosaicLowering:
     """A Func as a Pallas kernel.
@@ -82,7 +75,9 @@ class MosaicLowering:
           inputs: the arrays.
           params: `pltpu.InterpretParams`, to look for races and for reads of unwritten memory.
         """
-        interpreter = jax.jit(partial(self.run, interpret=params), compiler_options=_UNOPTIMIZED)
+        # LLVM's vectorizer follows all paths of a loop, and does not end for the rounds of random bits.
+        # `emit_xla` bounds the paths of its own programs.
+        interpreter = jax.jit(partial(self.run, interpret=params), compiler_options=_jax.UNOPTIMIZED)
         results = cast(Sequence[jax.Array], interpreter(*inputs))
         return [np.asarray(x) for x in results]
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.kernel.dispatch import call
@@ -22,9 +23,6 @@ from tilekern.testing.programs import Program
 
 type Outputs = Sequence[Sequence[Array]]
 """The outputs of each of several programs."""
-
-# XLA compiles in half of the time without LLVM's optimisations. They are not under test.
-_FAST = {"xla_backend_optimization_level": 0}
 
 
 def outputs_of(programs: Sequence[Program], *, mode: str) -> Outputs:
@@ -88,7 +86,7 @@ def compiled(functions: Sequence[Callable[..., Any]], programs: Sequence[Program
 
     arrays = [p.arrays for p in programs]
     with jax.enable_x64(x64):
-        return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
+        return jax.device_get(jax.jit(together).lower(*arrays).compile(_jax.UNOPTIMIZED)(*arrays))
 
 
 def in_one_op(programs: Sequence[Program], *, target: str) -> Outputs:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tilekern import _jax
 from tilekern.autodiff.activity import is_float
 from tilekern.autodiff.backward import Backward, backward
 from tilekern.autodiff.tangent import tangent
@@ -25,8 +26,6 @@ from tilekern.ir.verify import verify
 from tilekern.lower.xla.emit.emit_xla import run
 from tilekern.passes import pipeline
 from tilekern.testing.programs import Program
-
-_FAST = {"xla_backend_optimization_level": 0}
 
 
 def check(program: Program) -> str:
@@ -100,7 +99,7 @@ def _by_jax(func: Func, arrays: Sequence[Array], moving: Sequence[Array]) -> lis
     def both(floats: Any, moving: Any) -> Any:
         return jax.jvp(of_floats, floats, moving)[1]
 
-    compiled: Any = partial(jax.jit, compiler_options=_FAST)(both)
+    compiled: Any = partial(jax.jit, compiler_options=_jax.UNOPTIMIZED)(both)
     return jax.device_get(compiled(tuple(arrays[n] for n in which), tuple(moving)))
 
 
