@@ -71,6 +71,26 @@ WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
 EXPONENTIALS = "\n".join(f"MUFU.EX2 R{100 + n}, R{100 + n}" for n in range(48))
 
 
+@pytest.mark.parametrize(
+    ("ahead", "target", "assumed"),
+    [
+        ("NOP", "HMMA.16816.F32.BF16 R4, R8, R12, R4", "taken"),
+        ("HMMA.16816.F32.BF16 R4, R8, R12, R4", "NOP", "not taken"),
+        ("NOP", "LDG.E.128 R4, desc[UR4][R2.64]", "taken"),
+        ("LDG.E.128 R4, desc[UR4][R2.64]", "HMMA.16816.F32.BF16 R4, R8, R12, R4", "taken"),
+        ("NOP", "MUFU.RCP R2, R3", "not taken"),  # the slow path of a division
+        ("NOP", "BRX R2 -0x10", "not taken"),  # cannot be followed
+    ],
+)
+def test_a_branch_by_unknown_data_goes_the_way_with_more_products_or_bytes(
+    ahead: str, target: str, assumed: str
+) -> None:
+    decide = "LDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 BRA `(.L_x_3)"
+    found = estimate(sass(f"{decide}\n{ahead}\nEXIT\n.L_x_3:\n{target}\nEXIT"), ONE)
+    assert found.assumed == {"BRA at 0x20": assumed}
+    assert (found.flops > 0) == (ahead if assumed == "not taken" else target).startswith("HMMA")
+
+
 def test_work_behind_a_false_guard_does_not_count() -> None:
     text = sass("S2R R0, SR_TID.X\nISETP.LT.AND P0, PT, R0, 0x20, PT\n@P0 MUFU.EX2 R1, R2\nMUFU.EX2 R3, R4\nEXIT")
     assert estimate(text, ONE).lines["mufu"] == 5 * 8 / 4  # of the first warp two, of the others one

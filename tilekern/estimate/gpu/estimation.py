@@ -32,6 +32,9 @@ LONGEST = 1500
 SCHEDULED = 1 << 18
 """Programs whose start is simulated one by one; of larger grids the mean counts."""
 
+# Products of tensor memory, which do not tell their size.
+_PRODUCTS = ("UTCHMMA", "UTCQMMA")
+
 _WAITS = ("wait", "join", "announce")
 
 LINES = ("tensor", "mufu", "fma", "alu", "issue", "shared", "memory")
@@ -133,20 +136,37 @@ def estimate(sass: str, launch: Launch) -> LaunchEstimate:
     if launch.gpu not in GPUS:
         raise ValueError(f"expected one of the GPUs {', '.join(GPUS)}; got gpu={launch.gpu!r}")
     gpu, listing = GPUS[launch.gpu], parse(sass, launch.function)
-    return _Estimation(listing, launch, gpu).estimate()
+    return _costliest(listing, launch, gpu).estimate()
+
+
+def _costliest(listing: Listing, launch: Launch, gpu: Gpu) -> _Estimation:
+    """The estimation whose branches ahead, where unknown values decide them, go the way with more work.
+
+    `work_of` counts a switch by its costliest branch, too. The slow path of a division has neither products nor
+    accesses to memory: it is not taken. The branches are decided one by one, in the order in which walks come to them.
+    """
+    estimation, decided = _Estimation(listing, launch, gpu), set[str]()
+    while branches := [branch for branch in estimation.ahead if branch not in decided]:
+        decided.add(branches[0])
+        try:
+            other = _Estimation(listing, launch, gpu, estimation.taken | {branches[0]})
+        except ValueError:  # the other way cannot be followed
+            continue
+        estimation = max(estimation, other, key=_Estimation.weight)
+    return estimation
 
 
 class _Estimation:
-    def __init__(self, listing: Listing, launch: Launch, gpu: Gpu) -> None:
-        self.listing, self.launch, self.gpu = listing, launch, gpu
+    def __init__(self, listing: Listing, launch: Launch, gpu: Gpu, taken: frozenset[str] = frozenset()) -> None:
+        self.listing, self.launch, self.gpu, self.taken = listing, launch, gpu, taken
         self.works = [work(instruction, gpu) for instruction in listing.code]
         self.assumed: dict[str, str] = {}
         self.undecided = set[str]()
         self.executed = Counter[tuple[int, int]]()  # by first and last instruction, runs in all sampled programs
+        self.samples = self._samples()
 
     def estimate(self) -> LaunchEstimate:
-        launch, gpu = self.launch, self.gpu
-        samples = self._samples()
+        launch, gpu, samples = self.launch, self.gpu, self.samples
         index = max(range(len(samples)), key=lambda n: sum(sum(c.values()) for c in samples[n][1]))
         program, counts = samples[index]
         walks = self._walks(program, counts)
@@ -174,9 +194,25 @@ class _Estimation:
 
     # --- walks --------------------------------------------------------------------------------------------------------
 
+    @property
+    def ahead(self) -> list[str]:
+        """The branches ahead that unknown values decide, as `LaunchEstimate.assumed` names them."""
+        jumps = ("BRA", "JMP")
+        return [branch for branch, how in self.assumed.items() if how == "not taken" and branch.startswith(jumps)]
+
+    def weight(self) -> tuple[float, float, float]:
+        """Matrix products, copies by TMA, and bytes of other accesses in the sampled programs."""
+        totals = [0.0, 0.0, 0.0]
+        for (start, stop), count in self.executed.items():
+            for instruction, work_ in zip(self.listing.code[start:stop], self.works[start:stop], strict=True):
+                totals[0] += count * (work_.flops > 0 or instruction.name in _PRODUCTS)
+                totals[1] += count * (instruction.name == "UTMALDG")
+                totals[2] += count * work_.memory
+        return totals[0], totals[1], totals[2]
+
     def _samples(self) -> list[tuple[int, list[Counter[int]]]]:
         """Sampled programs, each with its number, and for each of its warps the number of visits to each loop."""
-        walker = Walker(self.listing, self.launch.trips, effects=False)
+        walker = self._walker(effects=False)
         programs = self.launch.programs
         count = min(programs, SAMPLES) if walker.depends_on_program else 1
         numbers = [int(GOLDEN * n % 1 * programs) for n in range(count)] if count < programs else range(programs)
@@ -201,13 +237,16 @@ class _Estimation:
 
     def _walks(self, program: int, counts: list[Counter[int]]) -> list[list[Segment]]:
         """The segments of all warps of a program; only the beginning of long walks."""
-        walker, stops = Walker(self.listing, self.launch.trips), self._stops(counts)
+        walker, stops = self._walker(), self._stops(counts)
         # The first warp stores the last tasks at its end, which a shortened walk does not come to.
-        plain = Walker(self.listing, self.launch.trips, effects=False)
+        plain = self._walker(effects=False)
         tasks = plain.walk(self._threads(plain, program)[0]).stored
         threads = self._threads(walker, program)
         walks = [walker.walk(thread, stop, tasks) for thread, stop in zip(threads, stops, strict=True)]
         return [walk.segments for walk in walks]
+
+    def _walker(self, effects: bool = True) -> Walker:
+        return Walker(self.listing, self.launch.trips, effects, self.taken)
 
     def _stops(self, counts: list[Counter[int]]) -> list[tuple[int, int] | None]:
         """For each warp the header of the outermost loop and the iterations after which a long walk ends, or None."""
@@ -259,7 +298,7 @@ class _Estimation:
             tensor.append(count * work_.tensor)
         names = [i.name for i in self.listing.code]
         copies = [count if name == "UTMALDG" else 0.0 for count, name in zip(runs, names, strict=True)]
-        products = [count if name in ("UTCHMMA", "UTCQMMA") else 0.0 for count, name in zip(runs, names, strict=True)]
+        products = [count if name in _PRODUCTS else 0.0 for count, name in zip(runs, names, strict=True)]
         spent = defaultdict[int, float](float)
         memory = _divided(lines["memory"], nbytes, copies)
         for line, *parts in zip(

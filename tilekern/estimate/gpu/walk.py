@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilekern.estimate.gpu.effects import EFFECTS, address_of
@@ -137,10 +137,13 @@ class Walker:
       listing: the function.
       trips: iterations of a loop whose end depends on unknown values, by its label, with "" for all others.
       effects: False if only the way counts; this is faster.
+      taken: branches ahead, as `Walk.assumed` names them, that are taken where they depend on unknown values.
     """
 
-    def __init__(self, listing: Listing, trips: Mapping[str, int], effects: bool = True) -> None:
-        self.listing, self.trips = listing, trips
+    def __init__(
+        self, listing: Listing, trips: Mapping[str, int], effects: bool = True, taken: Collection[str] = ()
+    ) -> None:
+        self.listing, self.trips, self.taken = listing, trips, taken
         self._effects = EFFECTS if effects else {}
         specialised = any(i.name in (*INDEXED, "USETMAXREG") for i in listing.code)
         self._tasks = _TASKS if specialised else frozenset[str]()
@@ -331,11 +334,11 @@ class Walker:
         return self.listing.labels[label]
 
     def _assumed(self, thread: Thread, n: int, to: int, instruction: Instruction, walk: Walk) -> bool:
-        """True if a branch that depends on unknown values is taken: back, until `trips` iterations; ahead, never."""
+        """True if a branch by unknown values is taken: back, until `trips` iterations; ahead, if it is in `taken`."""
         where = f"{instruction.opcode} at {instruction.address:#x}"
         if to > n:
-            walk.assumed[where] = "not taken"
-            return False
+            walk.assumed[where] = "taken" if where in self.taken else "not taken"
+            return where in self.taken
         label = self._labels[to]
         trips = self.trips.get(label, self.trips.get("", 1))
         walk.assumed[where] = f"loop {label} runs {trips} times"
