@@ -10,7 +10,7 @@ import pytest
 
 import tilekern as tk
 from tests.kernels.sample.test_hidden import SCALE, logits_of, operands
-from tests.kernels.sample.test_kernel import KEY, words_of
+from tests.kernels.sample.test_kernel import KEY, assert_best_agree, words_of
 from tilekern.kernels.sample import sample
 from tilekern.kernels.sample.arguments import Penalties
 from tilekern.kernels.sample.best_of_parts import best_of_parts, best_tokens, merged
@@ -107,7 +107,6 @@ def test_the_interpreter_agrees() -> None:
     inputs: Any = half, words_of(5), np.full(5, SCALE), None
     blocks: Any = {"form": Form(), "block_b": 4, "block_v": 16, "block_d": 8}
     traced = best_of_parts.trace(*inputs, **blocks, parts=3)
-    for ours, theirs in zip(tk.interpret(traced)(*inputs), best_of_parts(*inputs, **blocks, parts=3), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_best_agree(tk.interpret(traced)(*inputs), best_of_parts(*inputs, **blocks, parts=3))
     logits = penalized_products.trace(half, None, **blocks)
     np.testing.assert_array_equal(tk.interpret(logits)(half, None), penalized_products(half, None, **blocks))

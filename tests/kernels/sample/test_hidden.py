@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import tilekern as tk
-from tests.kernels.sample.test_kernel import KEY, chi_squared, words_of
+from tests.kernels.sample.test_kernel import KEY, assert_best_agree, chi_squared, words_of
 from tilekern.errors import ArgumentError
 from tilekern.kernels import QuantizedArray
 from tilekern.kernels.sample import hidden_reference, sample, sample_hidden
@@ -205,23 +205,17 @@ def test_the_interpreter_agrees() -> None:
     hidden, weight = operands(5, 19, 83)
     arrays, words, rates = Operands(hidden, weight), words_of(5), rates_of_rows("", (5,), 83, 1.0, None, None, None)
     blocks: Any = {"form": Form(), "block_v": 16, "block_d": 8}
-    calls = (
-        (best_of_parts, (arrays, words, rates.scale, None), {"parts": 3, "block_b": 4}),
-        (completed_tokens, (arrays, words, rates, None, np.int32([-1, 7, -1, 0, -1])), {}),
-    )
+    traced = best_of_parts.trace(arrays, words, rates.scale, None, **blocks, parts=3, block_b=4)
+    best = best_of_parts(arrays, words, rates.scale, None, **blocks, parts=3, block_b=4)
+    assert_best_agree(tk.interpret(traced)(arrays, words, rates.scale, None), best)
+    inputs: Any = arrays, words, rates, None, np.int32([-1, 7, -1, 0, -1])
+    completed = completed_tokens.trace(*inputs, **blocks)
+    np.testing.assert_array_equal(tk.interpret(completed)(*inputs), completed_tokens(*inputs, **blocks))
     held = candidates_of_parts.trace(arrays, None, form=Form(), parts=2, block_b=2, block_d=8)
     for ours, theirs in zip(
         tk.interpret(held)(arrays, None), candidates_of_parts(arrays, None, form=Form(), parts=2), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    for kernel, inputs, more in calls:
-        traced = kernel.trace(*inputs, **blocks, **more)
-        for ours, theirs in zip(
-            jax.tree.leaves(tk.interpret(traced)(*inputs)),
-            jax.tree.leaves(kernel(*inputs, **blocks, **more)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.one_backend

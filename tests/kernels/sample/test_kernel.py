@@ -224,6 +224,16 @@ def test_frequencies_of_a_million_draws(rate: dict[str, Any]) -> None:
     assert chi_squared(pairs[both > 5], both[both > 5]) < 5
 
 
+def assert_best_agree(ours: Any, theirs: Any) -> None:
+    """Two results of `best_of_parts`: equal tokens, and scores whose float32 are at most neighbours.
+
+    A score is a product and a sum, which XLA may round once and the interpreter rounds twice.
+    """
+    np.testing.assert_array_equal(ours[1], theirs[1])
+    for scores, expected in ((ours[0], theirs[0]), (ours[2], theirs[2])):
+        np.testing.assert_allclose(np.asarray(scores, np.int64), np.asarray(expected, np.int64), rtol=0, atol=1)
+
+
 def chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
     """χ² as a number of standard deviations from its mean."""
     freedom = counts.size - 1
