@@ -102,6 +102,8 @@ def test_only_the_candidates_of_the_user_are_tried(search: Callable[..., Outcome
 def test_it_is_an_error_if_nothing_works(search: Callable[..., Outcome]) -> None:
     with pytest.raises(TargetError, match=r"no settings of the kernel work[\s\S]*got: refused \(1\); refused, too"):
         search({4: "refused", 8: "refused, too"})
+    with pytest.raises(TargetError, match=r"got: hangs: no answer in 30 s \(1\)[\s\S]*, or a longer budget"):
+        search({4: "hangs: no answer in 30 s"})
 
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 10) | st.just("crashes: SIGKILL"), min_size=1))

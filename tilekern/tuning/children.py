@@ -20,6 +20,9 @@ from typing import Any, Self
 from tilekern.kernel.tuned import VARIABLE
 
 COMMAND = (sys.executable, "-m", "tilekern.tuning.worker")
+NO_ANSWER = "hangs: no answer"
+"""How the reason begins why a candidate is refused whose process took longer than its limit."""
+
 _START = 120.0  # seconds that a process may take to import what it needs, on a busy machine
 
 type Message = Mapping[str, Any]
@@ -75,7 +78,7 @@ class Child:
             ready, _, _ = select.select([file], [], [], max(0.0, end - time.monotonic()))
             if not ready:
                 self.close()
-                raise Lost(f"hangs: no answer in {seconds:.0f} s")
+                raise Lost(f"{NO_ANSWER} in {seconds:.0f} s")
             part = os.read(file, 1 << 16)
             if not part:
                 raise self._died()

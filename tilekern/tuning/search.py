@@ -14,7 +14,7 @@ from typing import Any
 from tilekern.errors import EstimateError, TargetError, TilekernError
 from tilekern.testing.benchmark import SAMPLE, confidence
 from tilekern.tuning.candidates import EmitterSpaces, Settings, Space
-from tilekern.tuning.children import Children
+from tilekern.tuning.children import NO_ANSWER, Children
 
 SURE = 0.95
 """Settings replace the schedule's only if a sign test says with this probability that they are faster."""
@@ -265,11 +265,13 @@ class Search:
         best, own = self._best, self._own
         if best is None:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in self._refused.most_common(3))
+            slow = any(reason.startswith(NO_ANSWER) for reason in self._refused)
+            others = "another target, or a longer budget" if slow else "or another target"
             raise TargetError(
                 "no settings of the kernel work on this target",
                 expected="at least one of the candidates compiles and runs",
                 got=reasons,
-                fix="give other candidates, or another target",
+                fix=f"give other candidates, {others}",
             )
         rest: dict[str, Any] = {"tried": self._tried, "refused": dict(self._refused.most_common())}
         if not self._runs:
