@@ -128,6 +128,11 @@ PASS_COLUMNS: Mapping[str, int] = MappingProxyType({"tpu:7x": 512})
 Fitted, 2026-11-21.
 """
 
+PACKED_PARTS = frozenset({"tpu:7x"})
+"""Targets on which the narrow parts of a float32 right operand are packed bfloat16; elsewhere a part is the float32
+operand with its low bits masked. Read in the compiler's final bundles, 2026-11-29: `vpack.c.f32.bf16` and
+`vmatpush1.bf16`, elsewhere `vand.u32` and `vmatpush1`."""
+
 MANY_PASSES = 4
 """Passes in depth through a matrix unit from which on a dot copies its left operand, and a loop keeps it. Fitted,
 2026-11-21."""

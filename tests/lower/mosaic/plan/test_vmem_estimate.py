@@ -358,3 +358,18 @@ def test_a_packed_row_fills_a_part_of_its_registers(chip: str, rows: int, regist
 """)
     expected = 4 * rows * width if rows > 1 else registers * 4 * width
     assert spilled_bytes(func.body, CHIPS[chip], {}, {}) == expected - HELD
+
+
+@pytest.mark.parametrize(("chip", "sizes"), [("tpu:v6e", 4.0), ("tpu:7x", 2.5)])
+def test_parts_of_a_shared_right_operand_are_packed_on_7x(chip: str, sizes: float) -> None:
+    """Two dots with the keys on the right, as latent attention has; libtpu takes 4.1 and 2.1 sizes of the keys."""
+    func = parse("""func @f(%q: ref<f32[16, 512], in>, %k: ref<f32[256, 512], in>, %o: ref<f32[16, 512], out>) {
+  %0 = load %q[0 +: 16!, 0 +: 512!] : f32[16, 512]
+  %1 = load %k[0 +: 256!, 0 +: 512!] : f32[256, 512]
+  %2 = transpose(%1) {permutation=[1, 0]} : f32[512, 256]
+  %3 = dot(%0, %2) {contract=[[1], [0]]} : f32[16, 256]
+  %4 = dot(%3, %1) {contract=[[1], [0]]} : f32[16, 512]
+  store %4 to %o[0 +: 16!, 0 +: 512!]
+}
+""")
+    assert spilled_bytes(func.body, CHIPS[chip], {}, {}) == int(sizes * 256 * 512 * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from math import prod
 
 from tilekern.ir.compute import Dot
@@ -10,7 +11,7 @@ from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.records import record
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import F32
-from tilekern.lower.mosaic.calibration import PASS_COLUMNS, REGISTER_TILE_BYTES
+from tilekern.lower.mosaic.calibration import PACKED_PARTS, PASS_COLUMNS, REGISTER_TILE_BYTES
 from tilekern.lower.mosaic.chip import Chip, padded_bytes
 
 BF16_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
@@ -31,8 +32,12 @@ class SharedOperand:
     size: int
 
 
-def shared_operands(block: Block) -> dict[Value, SharedOperand]:
-    """The tiles that are operands of several dots of a block, transposed or not."""
+def shared_operands(block: Block, chip: Chip) -> dict[Value, SharedOperand]:
+    """The tiles that are operands of several dots of a block, transposed or not.
+
+    The parts of a float32 operand take four bytes an element, as the operand does. Chips with packed parts pack two
+    elements of a right operand into four bytes.
+    """
     producers = {r: op for op in block.ops for r in op.results}
     dots: dict[Value, dict[int, Dot]] = {}
     for n, op in enumerate(block.ops):
@@ -43,7 +48,9 @@ def shared_operands(block: Block) -> dict[Value, SharedOperand]:
     for value, users in dots.items():
         size = padded_bytes(value.tile.shape, value.tile.dtype)
         if value.tile.dtype == F32:
-            size *= max(1 + BF16_PARTS[op.precision] if op.precision in BF16_PARTS else 1 for op in users.values())
+            is_left = any(viewed_tile(op.operands[0], producers) is value for op in users.values())
+            part = Fraction(1, 1 if is_left or chip.name not in PACKED_PARTS else 2)
+            size = int(size * (1 + part * max(BF16_PARTS.get(op.precision, 0) for op in users.values())))
         if len(users) > 1 and size > REGISTER_TILE_BYTES:
             shared[value] = SharedOperand(min(users), max(users), size)
     return shared

@@ -64,7 +64,8 @@ def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
     ops = block.ops
     producers = {r: op for op in ops for r in op.results}
     sizes = vmem_values(block, kernel) if len(ops) <= MAX_ESTIMATED_OPS else dict[Value, int]()
-    last, parts, shared = _last_uses(block, sizes), split_operands(block, kernel.chip), shared_operands(block)
+    last, parts = _last_uses(block, sizes), split_operands(block, kernel.chip)
+    shared = shared_operands(block, kernel.chip)
     unrolled_iterations = sum(kernel.unrolling_of(op).factor for op in ops if kernel.is_unrolled(op))
     most = loops = 0
     live = {v: sizes[v] for v in block.args if v in last}
@@ -100,7 +101,8 @@ def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, unrolled_iterati
     unrolling = kernel.unrolling_of(op)
     most = _block_bytes(op.body, kernel, unrolling.is_loop)
     factor = unrolling.factor if unrolling.is_loop else unrolled_iterations
-    producers, shared = {r: inner for inner in op.body.ops for r in inner.results}, shared_operands(op.body)
+    producers = {r: inner for inner in op.body.ops for r in inner.results}
+    shared = shared_operands(op.body, kernel.chip)
     if unrolling.is_loop:
         most += (factor - 1) * sum(s.size for s in shared.values())
     for inner in op.body.ops:
