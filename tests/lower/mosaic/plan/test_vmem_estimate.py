@@ -373,3 +373,33 @@ def test_parts_of_a_shared_right_operand_are_packed_on_7x(chip: str, sizes: floa
 }
 """)
     assert spilled_bytes(func.body, CHIPS[chip], {}, {}) == int(sizes * 256 * 512 * 4)
+
+
+def two_products(after: str, dtype: str = "bf16") -> int:
+    """Of two sums of products in loops of one iteration, and of ops on their results %s and %t."""
+    loops = "\n".join(
+        f"""%{name} = fold %k{name} in k{name}[256 by 256] from %a to %b with %c{name} = %c do {{
+  %x{name} = load %x[0 +: 512!, 256*%k{name} +: 256!] : {dtype}[512, 256]
+  %w{name} = load %w[256*%k{name} +: 256!, 0 +: 512!] : {dtype}[256, 512]
+  %d{name} = dot(%x{name}, %w{name}) {{contract=[[1], [0]]}} : f32[512, 512]
+  %e{name} = add(%c{name}, %d{name}) : f32[512, 512]
+  yield %e{name}
+  }} : f32[512, 512]"""
+        for name in "st"
+    )
+    func = parse(f"""func @f(%x: ref<{dtype}[512, 256], in>, %w: ref<{dtype}[256, 512], in>,
+           %o: ref<f32[512, 512], out>) {{
+  %a = constant 0 : i32[]
+  %b = constant 256 : i32[]
+  %c = constant 0.0 : f32[512, 512]
+  {loops}
+  {after}
+  store %r to %o[0 +: 512!, 0 +: 512!]
+}}
+""")
+    unrollings = {op: Unrolling(1, False) for op in func.walk() if isinstance(op, Fold)}
+    return spilled_bytes(func.body, V5E, unrollings, {})
+
+
+def test_dots_of_loops_of_one_iteration_split_their_operands_one_after_the_other() -> None:
+    assert two_products("%r = max(%s, %s) : f32[512, 512]", "f32") == 4 * 512 * 256 * 4

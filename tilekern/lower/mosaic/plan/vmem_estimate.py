@@ -95,7 +95,11 @@ def _switch_bytes(op: Switch, producers: Mapping[Value, Op], kernel: KernelConte
 
 
 def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, unrolled_iterations: int) -> int:
-    """The bytes of values in an op's regions. The operands of dots of all unrolled iterations are live at once."""
+    """The bytes of values in an op's regions.
+
+    The computed operands of dots of all unrolled iterations are live at once, also of several loops. A loaded operand
+    is copied when its dot runs: two iterations of one loop have their copies at once, two loops do not.
+    """
     if not isinstance(op, Fold):
         return max((_block_bytes(region, kernel, in_loop) for region in op.regions), default=0)
     unrolling = kernel.unrolling_of(op)
@@ -110,7 +114,10 @@ def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, unrolled_iterati
             lhs = inner.operands[0]
             computed = value_bytes(lhs, producers[lhs], kernel) if is_computed(lhs, producers) else 0
             copies = _dot_copy_bytes(inner, producers, shared, kernel)
-            most += (factor - 1) * (computed + copies) if computed else copies
+            if computed:
+                most += (factor - 1) * (computed + copies)
+            elif unrolling.factor > 1:
+                most += copies
     return most
 
 
