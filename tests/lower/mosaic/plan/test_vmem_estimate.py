@@ -403,3 +403,34 @@ def two_products(after: str, dtype: str = "bf16") -> int:
 
 def test_dots_of_loops_of_one_iteration_split_their_operands_one_after_the_other() -> None:
     assert two_products("%r = max(%s, %s) : f32[512, 512]", "f32") == 4 * 512 * 256 * 4
+
+
+@pytest.mark.parametrize(("rows", "dtype", "kept"), [(256, "f32", 1), (128, "f32", 0), (256, "i32", 0)])
+def test_vectors_around_a_loop_wait_as_columns(rows: int, dtype: str, kept: int) -> None:
+    """Two columns of 256 rows do not fit the registers together; integers are computed again."""
+    shape, square = f"{dtype}[{rows}]", f"{dtype}[{rows}, 128]"
+    func = parse(f"""func @f(%v: ref<{shape}, in>, %x: ref<{dtype}[4096, 128], in>, %y: ref<bf16[8, 128], in>,
+           %o: ref<{square}, out>, %z: ref<f32[8, 8], out>) {{
+  %0 = load %v[0 +: {rows}!] : {shape}
+  %1 = mul(%0, %0) : {shape}
+  %2 = mul(%1, %0) : {shape}
+  %a = constant 0 : i32[]
+  %b = constant 4096 : i32[]
+  %c = constant {"0.0" if dtype == "f32" else "0"} : {square}
+  %r = fold %k in k[4096 by {rows}] from %a to %b with %s = %c do {{
+  %3 = load %x[{rows}*%k +: {rows}!, 0 +: 128!] : {square}
+  %4 = broadcast(%1) {{dims=[0]}} : {square}
+  %5 = broadcast(%2) {{dims=[0]}} : {square}
+  %6 = mul(%3, %4) : {square}
+  %7 = add(%6, %5) : {square}
+  %8 = add(%s, %7) : {square}
+  yield %8
+  }} : {square}
+  store %r to %o[0 +: {rows}!, 0 +: 128!]
+  %9 = load %y[0 +: 8!, 0 +: 128!] : bf16[8, 128]
+  %10 = dot(%9, %9) {{contract=[[1], [1]]}} : f32[8, 8]
+  store %10 to %z[0 +: 8!, 0 +: 8!]
+}}
+""")
+    (fold,) = (op for op in func.walk() if isinstance(op, Fold))
+    assert spilled_bytes(func.body, V5E, {fold: Unrolling()}, {}) == kept * 2 * rows * 128 * 4

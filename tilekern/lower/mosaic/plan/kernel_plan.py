@@ -73,10 +73,10 @@ class KernelPlan:
 
     @cached_property
     def unrollings(self) -> Mapping[Fold, Unrolling]:
-        """The unrolling of each loop inside of the kernel."""
-        stepped = {*(self.grid_loop.chain if self.grid_loop else ()), *self.pipelines}
+        """The unrolling of each loop inside of the kernel. A pipelined loop is not unrolled."""
+        stepped = self.grid_loop.chain if self.grid_loop else ()
         inside = (op for op in self.func.walk() if isinstance(op, Fold) and op not in stepped)
-        return {op: unrolling_of(op, self.ranges) for op in inside}
+        return {op: Unrolling() if op in self.pipelines else unrolling_of(op, self.ranges) for op in inside}
 
     @property
     def unrolled_ops(self) -> Mapping[Op, int]:

@@ -12,7 +12,8 @@ most tiles never exist as a whole. A tile exists as a whole if an op needs all o
 Other tiles exist as a whole wherever they are used:
 
     operands       the computed left operand of a dot, which the matrix unit needs whole; an operand of several dots
-    captures       a tile from around a loop that the loop uses, unless the loop only multiplies it, in few passes
+    captures       a tile from around a loop that the loop uses, unless the loop only multiplies it, in few passes;
+                   a vector that the loop broadcasts along the lanes takes as much as a tile of 128 lanes
     reshapes       a tile of few lanes, which goes through memory; of another reshape of lanes, a part
     concatenation  of parts of one tile: the parts are computed together, and all but the first wait
     switches       the results and the captured tiles
@@ -130,6 +131,10 @@ class _BlockAnalysis:
                 self._mark(column, column.tile.shape[0] * LANES * 4)
         for value, size in _loop_captures(self.block, self.kernel, self.producers):
             self._mark(value, size)
+        for op in filter(self.kernel.is_loop, self.block.ops):
+            columns = _captured_columns(op, self.producers)
+            if sum(columns.values()) > REGISTER_TILE_BYTES:
+                self.sizes.update(columns)
         return self.sizes
 
     def _mark(self, value: Value, size: int) -> None:
@@ -277,6 +282,18 @@ def _loop_captures(block: Block, kernel: KernelContext, producers: Mapping[Value
                 yield value, padded_bytes(value.tile.shape, value.tile.dtype)
             elif is_computed(value, producers):
                 yield value, value_bytes(value, producer, kernel)
+
+
+def _captured_columns(loop: Op, producers: Mapping[Value, Op]) -> dict[Value, int]:
+    """The bytes of each vector from around a loop that the loop broadcasts along the lanes.
+
+    Such a vector waits as a column of registers with equal lanes. The columns of a loop share the registers. Integers
+    are positions, which the compiler computes again.
+    """
+    inside = [op for region in loop.regions for op in region.walk() if isinstance(op, Broadcast)]
+    broadcast = {op.operands[0] for op in inside if op.dims == (0,) and len(op.shape) == 2}
+    computed = [v for v in broadcast if v in producers and not isinstance(producers[v], REPEATED)]
+    return {v: v.tile.shape[0] * LANES * 4 for v in computed if v.tile.dtype == F32}
 
 
 def _only_multiplied(value: Value, loop: Op, chip: Chip) -> bool:
