@@ -101,6 +101,12 @@ RELOADED_BYTES = 288 << 10
 Fitted, 2026-11-22: 0 to 460 KiB.
 """
 
+AWAITED_FUNCTIONS = 2
+"""Functions such as exp, one after the other, for whose result the result of a dot waits. Fitted, 2026-11-29.
+
+By the final bundles of the Jensen-Shannon divergence (distillation), which takes log(1 + exp(x)) of a dot's results.
+"""
+
 LONG_ROW_SHARE = Fraction(3, 4)
 """Share of a loaded tile with long rows that waits; the rest is loaded again. Fitted, 2026-11-22: 0.05 to 1."""
 

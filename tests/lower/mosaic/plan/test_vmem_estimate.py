@@ -401,6 +401,27 @@ def two_products(after: str, dtype: str = "bf16") -> int:
     return spilled_bytes(func.body, V5E, unrollings, {})
 
 
+def test_the_product_of_a_loop_of_one_iteration_waits_for_the_next_product() -> None:
+    assert two_products("%r = mul(%s, %t) : f32[512, 512]") == TILE
+
+
+def test_what_is_computed_again_from_a_waiting_tile_does_not_wait() -> None:
+    again = """%p = mul(%s, %t) : f32[512, 512]
+  %n = neg(%s) : f32[512, 512]
+  %r = mul(%n, %p) : f32[512, 512]"""
+    assert two_products(again) == TILE
+    assert two_products(again.replace("neg", "exp")) == 2 * TILE
+
+
+@pytest.mark.parametrize(("functions", "tiles"), [("exp", 0), ("exp log", 1)])
+def test_a_product_waits_for_what_two_functions_make_of_it(functions: str, tiles: int) -> None:
+    ops, last = list[str](), "%s"
+    for n, function in enumerate(functions.split()):
+        ops.append(f"%f{n} = {function}({last}) : f32[512, 512]")
+        last = f"%f{n}"
+    assert two_products("\n".join([*ops, f"%r = mul(%s, {last}) : f32[512, 512]"])) == tiles * TILE
+
+
 def test_dots_of_loops_of_one_iteration_split_their_operands_one_after_the_other() -> None:
     assert two_products("%r = max(%s, %s) : f32[512, 512]", "f32") == 4 * 512 * 256 * 4
 

@@ -8,6 +8,8 @@ most tiles never exist as a whole. A tile exists as a whole if an op needs all o
     shifts     unaligned slices and concatenations, which read elements from other lanes or rows: each step of a scan
                adds a tile to its shifted copy
     dots       matrix units run dots one after the other: the result of a dot waits for the result that it meets
+    functions  matrix units give results faster than vector units compute exp and log: in x - log(1 + exp(x)), the
+               dot's result x waits for the logarithm
 
 Other tiles exist as a whole wherever they are used:
 
@@ -33,15 +35,18 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
 
+from tilekern.ir.analysis.costs import TRANSCENDENTAL
 from tilekern.ir.compute import Convert, Dot, Reduce
 from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.dynamic import Take
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
 from tilekern.ir.ordering import ArgReduce
 from tilekern.ir.records import record
 from tilekern.ir.shape import Broadcast, Concatenate, Reshape, Slice, Transpose
 from tilekern.ir.types import F32, RefType
 from tilekern.lower.mosaic.calibration import (
+    AWAITED_FUNCTIONS,
     CONCATENATED_SHARE,
     LONG_ROW_SHARE,
     MANY_PASSES,
@@ -63,6 +68,7 @@ from tilekern.lower.mosaic.plan.value_sizes import (
     is_computed,
     is_packed_row,
     is_row_broadcast,
+    is_streamed,
     value_bytes,
 )
 
@@ -76,6 +82,7 @@ class _Ancestry:
       reduced: the tiles that reach the value through a barrier.
       shifted: the tiles that reach the value through a shift.
       dots: the numbers of the dots whose results the value streams; a reduction ends the streaming.
+      functions: the longest chain of functions such as exp since the last dot or reduction.
       reductions: the longest chain of reductions; a reduction over lanes counts 1, any other 2.
       has_data: True if the value depends on a load, or on a value from around the block.
     """
@@ -84,6 +91,7 @@ class _Ancestry:
     reduced: frozenset[Value] = frozenset()
     shifted: frozenset[Value] = frozenset()
     dots: frozenset[int] = frozenset()
+    functions: int = 0
     reductions: int = 0
     has_data: bool = False
 
@@ -92,7 +100,8 @@ class _Ancestry:
             return other if self == _NONE else self
         tiles, reduced, shifted = self.tiles | other.tiles, self.reduced | other.reduced, self.shifted | other.shifted
         reductions, has_data = max(self.reductions, other.reductions), self.has_data or other.has_data
-        return _Ancestry(tiles, reduced, shifted, self.dots | other.dots, reductions, has_data)
+        dots, functions = self.dots | other.dots, max(self.functions, other.functions)
+        return _Ancestry(tiles, reduced, shifted, dots, functions, reductions, has_data)
 
 
 _NONE, _DATA = _Ancestry(), _Ancestry(has_data=True)
@@ -114,6 +123,7 @@ class _BlockAnalysis:
         self.dot_results, self.split_operands = dot_results(self.block), split_operands(self.block, self.kernel.chip)
         self.converted_to_f32 = {op.operands[0] for op in self.block.ops if isinstance(op, Convert) and op.dtype == F32}
         self.ancestry: dict[Value, _Ancestry] = {}
+        self.waiting: list[Value] = []  # values that wait for a dot or for functions
         self.rows: list[tuple[Value, Value]] = []  # reductions that depend on reductions, and their operands
 
     def run(self) -> dict[Value, int]:
@@ -124,6 +134,10 @@ class _BlockAnalysis:
             self._mark_whole(op, before)
             for result in op.results:
                 self.ancestry[result] = self._ancestry_of(op, n, before)
+        order = {r: n for n, op in enumerate(self.block.ops) for r in op.results}
+        for value in sorted(self.waiting, key=order.__getitem__):
+            if not self._is_recomputed(value):
+                self._mark(value, self._reuse_bytes(value))
         for column, tile in self.rows:
             # The reduction keeps a column of equal lanes, unless the reduced tile is in VMEM anyway.
             narrow = tile.tile.shape[1] <= 2 * LANES and tile not in self.dot_results
@@ -175,8 +189,19 @@ class _BlockAnalysis:
             elif v in before.shifted:
                 self._mark(v, self._reuse_bytes(v))
                 self._mark_shifted(op, v)
-            elif ancestry.dots and max(ancestry.dots) < last and not isinstance(self.producers[v], Broadcast):
-                self._mark(v, self._reuse_bytes(v))
+            elif ancestry.dots and not isinstance(self.producers[v], Broadcast):
+                awaits_functions = before.functions - ancestry.functions >= AWAITED_FUNCTIONS
+                if awaits_functions or max(ancestry.dots) < last:
+                    self.waiting.append(v)
+
+    def _is_recomputed(self, value: Value) -> bool:
+        """True if vector units compute a tile again from tiles in VMEM, without functions such as exp."""
+        op = self.producers.get(value)
+        if op is None or _is_function(op) or not is_streamed(op):
+            return False
+        tiles = [v for v in op.operands if is_computed(v, self.producers)]
+        tiles = [v for v in tiles if not isinstance(self.producers[v], Broadcast)]
+        return bool(tiles) and all(v in self.sizes or self._is_recomputed(v) for v in tiles)
 
     def _mark_shifted(self, op: Op, value: Value) -> None:
         """Mark the operands of an op that are shifted along the lanes: they wait together with `value`."""
@@ -249,12 +274,23 @@ class _BlockAnalysis:
             over = op.dims if isinstance(op, Reduce) else (op.dim,) if isinstance(op, ArgReduce) else ()
             reductions = before.reductions + (1 if over == (len(op.operands[0].tile.shape) - 1,) else 2)
             if isinstance(op, Dot):
-                return replace(before, tiles=tiles, reduced=before.reduced | tiles, dots=frozenset({n}))
-            return replace(before, tiles=tiles, reduced=before.reduced | tiles, dots=frozenset(), reductions=reductions)
+                return replace(before, tiles=tiles, reduced=before.reduced | tiles, dots=frozenset({n}), functions=0)
+            after = replace(before, tiles=tiles, reduced=before.reduced | tiles, reductions=reductions)
+            return replace(after, dots=frozenset(), functions=0)
+        if self._gives_dot(op):
+            return replace(before, dots=frozenset({n}), functions=0)
         if isinstance(op, Transpose):
             return replace(before, tiles=tiles, reduced=before.reduced | tiles)
         shifted = before.shifted | tiles if _moved_dim(op) is not None else before.shifted
-        return replace(before, tiles=tiles, shifted=shifted)
+        return replace(before, tiles=tiles, shifted=shifted, functions=before.functions + _is_function(op))
+
+    def _gives_dot(self, op: Op) -> bool:
+        """True if all iterations of a loop are unrolled, and matrix units compute them."""
+        return self.kernel.is_unrolled(op) and any(isinstance(inner, Dot) for inner in op.walk())
+
+
+def _is_function(op: Op) -> bool:
+    return isinstance(op, Elementwise) and op.function in TRANSCENDENTAL
 
 
 def _moved_dim(op: Op) -> int | None:
