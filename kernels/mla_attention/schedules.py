@@ -27,9 +27,12 @@ def _rows_and_keys(query: Latents, cache: Latents, device: tk.Device) -> tuple[i
 
     64 rows fill wgmma, and take half of the registers for their sums; 32 keys in two stages take 147 KB of shared
     memory with their queries. Tiles of several pages take registers for the addresses, and numbers of 8 bits for their
-    conversion. tcgen05 has no columns left for scores beside sums of 64 rows.
+    conversion. tcgen05 has no columns left for scores beside sums of 64 rows. On AMD's GPUs tiles of 16 keys spill
+    nothing, while 32 keys spill 92 to 336 bytes, and 8 keys in float32 spill 760.
     """
     page = cache.latent.shape[1]
+    if device.matrix_unit == "mfma":
+        return (16 if query.latent.dtype.itemsize > 2 else 32), 16
     if query.latent.dtype.itemsize > 2:
         return 16, 8  # no tensor cores: operands and sums are all in registers
     if cache.latent.dtype.itemsize == 1:
@@ -90,10 +93,11 @@ def _parts_of_keys(query: Latents, cache: Latents, tables: Any, scales: Any, dev
     """On GPUs, 16 rows or fewer leave registers for tiles of 64 keys, whose loads take the time: three stages.
 
     Not on GPUs with "mma" alone, for which ptxas takes 128 registers, and spills.
+    Nor where shared memory has 64 KB (gfx942): three stages take 72.
     """
     blocks, page = _of_kernel(query, cache, device), cache.latent.shape[1]
     is_narrow = query.latent.shape[1] * blocks["block_n"] <= 16 and cache.latent.dtype.itemsize == 2
-    if device.matrix_unit in ("", "mma") or page <= 16 or not is_narrow:
+    if device.matrix_unit in ("", "mma") or device.fast_memory <= 64 << 10 or page <= 16 or not is_narrow:
         return blocks
     return {**blocks, "block_k": keys_of_tile(page, 64), "num_stages": 3}
 
