@@ -91,6 +91,7 @@ CAUTIOUS = {
     "tilekern/ir/analysis/ranges.py",
     "tilekern/lower/llvm/plan/loop_fusion.py",
     "tilekern/lower/mosaic/legalize/widen_moves.py",
+    "tilekern/lower/mosaic/plan/register_pressure.py",
     "tilekern/passes/canonicalize.py",
     "tilekern/testing/programs/coverage.py",
 }
