@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from tilekern.estimate.gpu import rates
@@ -196,9 +196,29 @@ class _Estimation:
 
     @property
     def ahead(self) -> list[str]:
-        """The branches ahead that unknown values decide, as `LaunchEstimate.assumed` names them."""
-        jumps = ("BRA", "JMP")
-        return [branch for branch, how in self.assumed.items() if how == "not taken" and branch.startswith(jumps)]
+        """The branches ahead that unknown values decide and that may lead to more work, as `assumed` names them."""
+        code, ran = self.listing.code, {n for start, stop in self.executed for n in range(start, stop)}
+        places = {f"{i.opcode} at {i.address:#x}": n for n, i in enumerate(code) if i.name in ("BRA", "JMP")}
+        branches = (branch for branch, how in self.assumed.items() if how == "not taken" and branch in places)
+        return [b for b in branches if any(map(self._weighs, self._behind(places[b], ran)))]
+
+    def _behind(self, branch: int, ran: Set[int]) -> set[int]:
+        """The instructions that a taken branch may lead to before an instruction in `ran`, by their numbers."""
+        code, behind = self.listing.code, set[int]()
+        pending = [self.listing.destination(code[branch])]
+        while pending:
+            n = pending.pop()
+            if n in behind or n in ran or n >= len(code):
+                continue
+            behind.add(n)
+            ends = not code[n].guard and code[n].name in ("BRA", "JMP", "EXIT", "RET")
+            pending += [self.listing.destination(code[n])] if code[n].target and code[n].name != "BSSY" else []
+            pending += [] if ends else [n + 1]
+        return behind
+
+    def _weighs(self, n: int) -> bool:
+        work_, name = self.works[n], self.listing.code[n].name
+        return work_.flops > 0 or work_.memory > 0 or name in _PRODUCTS or name == "UTMALDG"
 
     def weight(self) -> tuple[float, float, float]:
         """Matrix products, copies by TMA, and bytes of other accesses in the sampled programs."""
