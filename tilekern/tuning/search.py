@@ -266,12 +266,12 @@ class Search:
         if best is None:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in self._refused.most_common(3))
             slow = any(reason.startswith(NO_ANSWER) for reason in self._refused)
-            others = "another target, or a longer budget" if slow else "or another target"
+            remedies = "another target, or a longer budget" if slow else "or another target"
             raise TargetError(
                 "no settings of the kernel work on this target",
                 expected="at least one of the candidates compiles and runs",
                 got=reasons,
-                fix=f"give other candidates, {others}",
+                fix=f"give other candidates, {remedies}",
             )
         rest: dict[str, Any] = {"tried": self._tried, "refused": dict(self._refused.most_common())}
         if not self._runs:

@@ -67,9 +67,9 @@ def rounding_of_delta(out: jax.Array, cotangent: np.ndarray) -> np.ndarray:
     """float32[B, T, N]: half a unit in the last place of δ = Σ out cotangent, by the size of its terms.
 
     FlashAttention's gradients of scores are P (dP - δ), with δ from the rounded `out` (arXiv:2205.14135, B.4). Where a
-    row attends to one key, dP and δ cancel, and the rounding of δ is left. JAX's naive gradient takes δ as a sum of P
-    dP, and is 0 there. A weight of the logsumexp enters as -δ does, so a shift of it by the rounding is an error that
-    the algorithm may have.
+    row attends to one key, dP and δ cancel, and their roundings are left. JAX's naive gradient takes δ as a sum of P
+    dP, whose rounding cancels, too. A weight of the logsumexp enters as -δ does, so a shift of it by the rounding is an
+    error that the algorithm may have.
     """
     return np.abs(np.asarray(out) * cotangent).sum(axis=3) * np.finfo(np.float32).eps / 2
 

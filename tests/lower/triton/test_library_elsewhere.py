@@ -12,7 +12,7 @@ OTHERS = tuple(name for name in TARGETS if TARGETS[name].backend == "triton" and
 ALL = [(*key[:3], target) for key in test_library.ALL if key[3] == ceilings.TARGETS[0] for target in OTHERS]
 
 # Bytes of registers that spill: kernels of attention's gradient, whose tiles are those of sm_80; and scores of a
-# vocabulary on sm_103, whose tiles are those of sm_100, where 16 warps spill nothing and take 1.3 times as long by the
+# vocabulary on sm_103, whose tiles are those of sm_100, where 16 warps spill nothing and take 1.3 times as long by its
 # estimate, and tiles of 64 words 1.5 times.
 SPILLS = {
     ("llama3_8b:backward_key", "cuda:sm_86"): 48,

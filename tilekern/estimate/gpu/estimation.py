@@ -149,10 +149,10 @@ def _costliest(listing: Listing, launch: Launch, gpu: Gpu) -> _Estimation:
     while branches := [branch for branch in estimation.ahead if branch not in decided]:
         decided.add(branches[0])
         try:
-            other = _Estimation(listing, launch, gpu, estimation.taken | {branches[0]})
-        except ValueError:  # the other way cannot be followed
+            with_jump = _Estimation(listing, launch, gpu, estimation.taken | {branches[0]})
+        except ValueError:  # the code behind the jump cannot be followed
             continue
-        estimation = max(estimation, other, key=_Estimation.weight)
+        estimation = max(estimation, with_jump, key=_Estimation.weight)
     return estimation
 
 
@@ -200,35 +200,32 @@ class _Estimation:
         code, ran = self.listing.code, {n for start, stop in self.executed for n in range(start, stop)}
         places = {f"{i.opcode} at {i.address:#x}": n for n, i in enumerate(code) if i.name in ("BRA", "JMP")}
         branches = (branch for branch, how in self.assumed.items() if how == "not taken" and branch in places)
-        return [b for b in branches if any(map(self._weighs, self._behind(places[b], ran)))]
+        return [b for b in branches if any(any(self._weight_of(n)) for n in self._reachable(places[b], ran))]
 
-    def _behind(self, branch: int, ran: Set[int]) -> set[int]:
+    def _reachable(self, branch: int, ran: Set[int]) -> set[int]:
         """The instructions that a taken branch may lead to before an instruction in `ran`, by their numbers."""
-        code, behind = self.listing.code, set[int]()
+        code, reachable = self.listing.code, set[int]()
         pending = [self.listing.destination(code[branch])]
         while pending:
             n = pending.pop()
-            if n in behind or n in ran or n >= len(code):
+            if n in reachable or n in ran or n >= len(code):
                 continue
-            behind.add(n)
+            reachable.add(n)
             ends = not code[n].guard and code[n].name in ("BRA", "JMP", "EXIT", "RET")
             pending += [self.listing.destination(code[n])] if code[n].target and code[n].name != "BSSY" else []
             pending += [] if ends else [n + 1]
-        return behind
+        return reachable
 
-    def _weighs(self, n: int) -> bool:
-        work_, name = self.works[n], self.listing.code[n].name
-        return work_.flops > 0 or work_.memory > 0 or name in _PRODUCTS or name == "UTMALDG"
-
-    def weight(self) -> tuple[float, float, float]:
+    def weight(self) -> tuple[float, ...]:
         """Matrix products, copies by TMA, and bytes of other accesses in the sampled programs."""
-        totals = [0.0, 0.0, 0.0]
-        for (start, stop), count in self.executed.items():
-            for instruction, work_ in zip(self.listing.code[start:stop], self.works[start:stop], strict=True):
-                totals[0] += count * (work_.flops > 0 or instruction.name in _PRODUCTS)
-                totals[1] += count * (instruction.name == "UTMALDG")
-                totals[2] += count * work_.memory
-        return totals[0], totals[1], totals[2]
+        runs = [(count, n) for (start, stop), count in self.executed.items() for n in range(start, stop)]
+        weights = ([count * amount for amount in self._weight_of(n)] for count, n in runs)
+        return tuple(map(sum, zip((0.0, 0.0, 0.0), *weights, strict=True)))
+
+    def _weight_of(self, n: int) -> tuple[bool, bool, float]:
+        """The part of `weight` of one instruction, by its number."""
+        work_, name = self.works[n], self.listing.code[n].name
+        return work_.flops > 0 or name in _PRODUCTS, name == "UTMALDG", work_.memory
 
     def _samples(self) -> list[tuple[int, list[Counter[int]]]]:
         """Sampled programs, each with its number, and for each of its warps the number of visits to each loop."""
