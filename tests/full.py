@@ -5,11 +5,11 @@
     python -m tests.full --only REGEX    only parts in whose name it occurs
     python -m tests.full --earlier       a part that passed at an earlier commit counts, too
 
-A part is the tests of a folder, without those of its subfolders; a file that takes long is a part alone. All cases of
-sweeps and all slow tests are run, with 500 examples of each property, and random programs of seeds that no earlier
-commit had. What ended how is kept in `build/test-full.json`,
-one entry a part, written when the part has ended: a part that is interrupted is run again as a whole. The whole output
-of a part that failed is in `build/test-full/`.
+A part is the tests of a folder, without those of its subfolders; a file that takes long is a part alone, or each of its
+functions is. All cases of sweeps and all slow tests are run, with 500 examples of each property, and random programs of
+seeds that no earlier commit had. What ended how is kept in `build/test-full.json`, one entry a part, written when the
+part has ended: a part that is interrupted is run again as a whole. The output of each part is in `build/test-full/`, as
+far as it has come.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests import levels
+
 ROOT = Path(__file__).parents[1]
 STATE = ROOT / "build" / "test-full.json"
 
 ALONE = (
-    "tests/lower/test_random_programs.py",
     "tests/lower/triton/test_library.py",
     "tests/lower/triton/test_library_elsewhere.py",
     "tests/lower/triton/recording/test_library.py",
@@ -38,6 +39,9 @@ ALONE = (
     "tests/kernels/flash_attention/test_kernel.py",
 )
 """Files that are parts of their own, so that each part takes an hour at most."""
+
+BY_FUNCTION = ("tests/lower/test_random_programs.py",)
+"""Files of which each test function is a part."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,15 @@ def parts(jobs: int = 2, seeds: int = 0) -> Iterator[Part]:
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     for folder in sorted(folders):
         files = sorted(path.relative_to(ROOT).as_posix() for path in folder.glob("test_*.py"))
-        shared = [file for file in files if file not in ALONE]
+        shared = [file for file in files if file not in ALONE + BY_FUNCTION]
         if shared:
             yield Part(folder.relative_to(ROOT).as_posix(), (*pytest, *shared))
-        yield from (Part(file, (*pytest, file)) for file in files if file in ALONE)
+        alone = [file for file in files if file in ALONE]
+        alone += [test for file in files if file in BY_FUNCTION for test in _functions(file)]
+        yield from (Part(name, (*pytest, name)) for name in alone)
     yield Part("examples of docstrings", (*pytest, "tilekern"))
-    yield Part("levels of CPUs", ("-m", "tests.levels", "--all", "--jobs", str(jobs)))
+    for level in levels.NAMES:
+        yield Part(f"code for {level}", ("-m", "tests.levels", "--all", "--only", level, "--jobs", str(jobs)))
     yield Part("mutants", ("-m", "tests.mutants", "--jobs", str(jobs)))
 
 
@@ -137,6 +144,11 @@ def save(name: str, outcome: Outcome) -> None:
     written.replace(STATE)
 
 
+def _functions(file: str) -> Sequence[str]:
+    """The test functions of a file, as arguments of pytest."""
+    return [f"{file}::{name}" for name in re.findall(r"^def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)]
+
+
 def _holds(outcome: Outcome | None, commit: str, earlier: bool) -> bool:
     """True if a part has passed, at this commit if not `earlier`."""
     return outcome is not None and outcome.passed and (earlier or outcome.commit == commit)
@@ -145,16 +157,14 @@ def _holds(outcome: Outcome | None, commit: str, earlier: bool) -> bool:
 def _run(part: Part, commit: str) -> Outcome:
     began = time.monotonic()
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *part.command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        output = STATE.with_suffix("") / f"{part.name.replace('/', '.')}.txt"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(done.stdout + done.stderr)
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    output = STATE.with_suffix("") / f"{re.sub(r'[^\w-]+', '.', part.name)}.txt"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w") as file:
+        command = [sys.executable, *part.command]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
+    lines = [line for line in output.read_text().splitlines() if line.strip()]
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR", "survivor"))]
-    last = lines[-1:] or [f"no output, status {done.returncode}: {done.stderr[-200:]}"]
+    last = lines[-1:] or [f"no output, status {done.returncode}"]
     return Outcome(commit, done.returncode == 0, round(time.monotonic() - began, 1), (*last, *failures))
 
 

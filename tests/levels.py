@@ -2,6 +2,7 @@
 
     python -m tests.levels          a sample at each level: of the tests of the CPU backends, and of random programs
     python -m tests.levels --all    all cases of these tests, and ten minutes of the fuzzer
+    python -m tests.levels --only "XLA at AVX2"
 
 The random programs of the sample have fixed seeds, so that a commit that passes today passes tomorrow.
 
@@ -19,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.runtime.machine import LEVELS, SETTING, Machine, at_level
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +35,8 @@ LLVM_SAMPLE = ("emit/test_lane_counts.py", "math", "plan/test_moved_tiles.py", "
 XLA_LEVELS = {"AVX": "x86-64-v2 and AVX", "AVX2": "x86-64-v3"}
 """XLA's names of instruction sets that it may be restricted to. At `SSE4_2` it has no code that converts float16."""
 
+NAMES = (*LEVELS, *(f"XLA at {isa}" for isa in XLA_LEVELS))
+"""The levels as `--only` names them."""
 
 _PROGRAMS = "tests/lower/test_random_programs.py"
 _RANDOM = {
@@ -101,14 +103,22 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.levels", description="test code of lesser CPUs")
     parser.add_argument("--all", action="store_true", help="all cases, and ten minutes of the fuzzer a level")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="test processes (default: 2)")
+    parser.add_argument("--only", choices=NAMES, metavar="LEVEL", help=f"one of {', '.join(NAMES)}")
     options = parser.parse_args(arguments)
     failed = list[str]()
-    for run in runs(toolchain.host()):
+    for run in _chosen(options.only):
         _say(f"{run.level}: {f'skipped, {run.skipped}' if run.skipped else run.setting[1]}")
         if not run.skipped and not all(_passes(run, command) for command in _commands(run, options.all, options.jobs)):
             failed.append(run.level)
     _say(f"levels with failures: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
+
+
+def _chosen(only: str | None) -> Iterator[Run]:
+    """The runs on this machine, or the one of a level."""
+    from tilekern.lower.llvm.compile import toolchain  # needs llvmlite, which `tests.full` need not have
+
+    return (run for run in runs(toolchain.host()) if only in (None, run.level))
 
 
 def _say(line: str) -> None:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import full
-from tests.full import ALONE, ROOT, Outcome, Part, main, parts
+from tests.full import ALONE, BY_FUNCTION, ROOT, Outcome, Part, main, parts
+from tests.levels import NAMES
 
 
 def test_each_test_file_is_in_one_part() -> None:
     named = [argument for part in parts() for argument in part.command if argument.endswith(".py")]
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(named) == sorted(files)
+    assert sorted([*named, *BY_FUNCTION]) == sorted(files)
     assert set(ALONE) <= {part.name for part in parts()}
+
+
+@pytest.mark.parametrize("file", BY_FUNCTION)
+def test_each_test_of_a_long_file_is_a_part(file: str) -> None:
+    names = [part.command[-1] for part in parts() if part.name.startswith(file)]
+    tests = [name for name in vars(importlib.import_module(file[:-3].replace("/", "."))) if name.startswith("test_")]
+    assert names == [f"{file}::{test}" for test in tests]
+
+
+def test_each_level_of_cpus_is_a_part() -> None:
+    assert [part.command[-3] for part in parts() if part.name.startswith("code for ")] == list(NAMES)
 
 
 @pytest.fixture
@@ -57,5 +70,4 @@ def test_failures_are_named(state: Path, capsys: Any) -> None:
     main([])
     assert full.load()["two"].summary == ("FAILED it", "FAILED it")
     assert not full.load()["two"].passed
-    assert [path.name for path in state.with_suffix("").iterdir()] == ["two.txt"]
     assert "FAILED it" in (state.with_suffix("") / "two.txt").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
-from tests.levels import ROOT, _commands, runs, same_code
+from tests.levels import NAMES, ROOT, _commands, runs, same_code
 from tilekern.lower.llvm.runtime.machine import LEVELS, Machine, at_level, describe
 
 ARM = describe("aarch64-unknown-linux-gnu", "neoverse-n1", {"neon": True})
@@ -33,6 +33,10 @@ def test_a_skip_names_what_is_needed() -> None:
     assert {run.skipped for run in runs(ARM) if run.level.startswith("XLA")} == {
         "needs an x86-64, this machine is aarch64-unknown-linux-gnu"
     }
+
+
+def test_each_level_has_a_name() -> None:
+    assert tuple(run.level for run in runs(ARM)) == NAMES
 
 
 def test_levels_that_differ_in_code() -> None:
