@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -22,9 +23,10 @@ from tilekern.kernel.definition import Options
 from tilekern.kernel.traced import kernel_call
 from tilekern.lower.target import DEFAULT
 
+CPUS = ("cpu:xla", "cpu:llvm") if find_spec("llvmlite") else ("cpu:xla",)
 EXTENTS = st.sampled_from([0, 1, 7, 8, 9, 13])  # nothing, one, primes, a block and its neighbours
 BLOCKS = st.sampled_from([1, 3, 4, 8])
-# Every example is traced, interpreted, and compiled by XLA, which takes a tenth of a second.
+# Every example is traced, interpreted, and compiled by LLVM and by XLA, which takes a tenth of a second.
 COMPILED = settings(max_examples=12)
 WIDE = settings(max_examples=60)  # interpreted only
 
@@ -45,11 +47,13 @@ def like_first(function: Callable[..., None]) -> tk.Kernel:
 
 
 def both(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[np.ndarray]:
-    """Run a kernel compiled and interpreted; the outputs must be equal bit for bit."""
+    """Run a kernel compiled, by each backend of CPUs, and interpreted; the outputs must be equal bit for bit."""
     interpreted = jax.tree.leaves(tk.interpret(function.trace(*arrays, **keywords))(*arrays))
-    compiled = [np.asarray(x) for x in jax.tree.leaves(function(*arrays, **keywords))]
-    for got, expected in zip(compiled, interpreted, strict=True):
-        assert_same(got, expected, zeros=False)
+    compiled = list[np.ndarray]()
+    for target in CPUS:
+        compiled = [np.asarray(x) for x in jax.tree.leaves(function(*arrays, **keywords, target=target))]
+        for got, expected in zip(compiled, interpreted, strict=True):
+            assert_same(got, expected, zeros=False)
     return compiled
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import tilekern as tk
-from tests.lang.checks import COMPILED, check, kernel, like_first, numbers, refused
+from tests.lang.checks import COMPILED, check, interpreted, kernel, like_first, numbers, refused
 from tilekern.errors import TileScopeError, TraceError, UnsupportedError
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Func
@@ -373,7 +373,7 @@ def test_a_loop_body_of_the_module_that_kept_a_ref() -> None:
         _kept = (x, y)[which]
         out[...] = lax.fori_loop(0, 3, _add_kept, x[...])  # <-
 
-    check(f, X, -X, oracle=X + 3 * X[0], which=0)
+    check(f, X, -X, oracle=X + 3 * X[0], run=interpreted, which=0)
     with refused(
         TileScopeError,
         "a traced value is used outside the loop, the function or the trace that made it",

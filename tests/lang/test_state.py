@@ -42,6 +42,6 @@ def test_a_kernel_traced_while_another_is_traced() -> None:
         out[i + j] = x[i + j] * 2
 
     check(outer, X, oracle=X * 2)
-    assert lengths == [1]
+    assert set(lengths) == {1}
     assert len(outer.trace(X).ir.axes) == 2
     np.testing.assert_array_equal(inner(X), X)

@@ -25,3 +25,19 @@ def test_an_index_that_int32_cannot_hold_is_out_of_bounds(index: int) -> None:
     expected = np.where(inside, positions, -1.0)
     for found in jax.tree.leaves(both(f, x, np.array([index], np.int32))):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("first", [-6, -1, 0, 3])
+def test_positions_before_an_array_are_not_written(first: int) -> None:
+    @kernel(((5,), jnp.float32))
+    def f(x: tk.Ref, at: tk.Ref, out: tk.Ref) -> None:
+        out[:] = jnp.zeros(5, jnp.float32)
+        out.store(tk.ds(at[0], 4), x[:])
+
+    x = np.arange(1, 5, dtype=np.float32)
+    expected = np.zeros(5, np.float32)
+    for n in range(4):
+        if 0 <= first + n < 5:
+            expected[first + n] = x[n]
+    for found in jax.tree.leaves(both(f, x, np.array([first], np.int32))):
+        np.testing.assert_array_equal(found, expected)
