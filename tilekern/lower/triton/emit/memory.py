@@ -87,7 +87,7 @@ class Memory:
             shape, dtype = ref.shape, ref.dtype
             if ref.role == "inout":
                 alias = self.operands.index(self._func.inputs.index(param))
-            zeroed = ref.role in ("zeros", "sum")
+            zeroed = ref.role == "zeros"
             if ref.role == "sum":
                 sums = self._partial_sums[param] = plan_partial_sums(self._func, param)
                 dtype = accumulator(dtype) if kind_of(dtype) == "float" else dtype
