@@ -165,7 +165,8 @@ def _run(part: Part, commit: str) -> Outcome:
     lines = [line for line in output.read_text().splitlines() if line.strip()]
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR", "survivor"))]
     last = lines[-1:] or [f"no output, status {done.returncode}"]
-    return Outcome(commit, done.returncode == 0, round(time.monotonic() - began, 1), (*last, *failures))
+    summary = tuple(dict.fromkeys((*last, *failures)))
+    return Outcome(commit, done.returncode == 0, round(time.monotonic() - began, 1), summary)
 
 
 def _line(name: str, outcome: Outcome | None) -> str:

@@ -11,6 +11,7 @@ alike, are in different samples. Each sample has a case of each function at leas
 `sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name in the
 place of those of a function. In the folders of `FOLDERS` tests with cases are sweeps unless they are marked: there
 `sweep(1)` runs all cases, which tests do that take no time. Tests of wrong calls, by their names, run all cases.
+A case that is marked `always` is in each sample: of all tests of a fault in `tests/mutants`, it alone finds it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def left_out(items: Sequence[pytest.Item], sample: str) -> list[pytest.Item]:
     functions = defaultdict[tuple[str, bool], list[tuple[int, pytest.Item]]](list)
     for item in items:
         markers = list(item.iter_markers("sweep"))
-        parts = 1 if _REFUSALS.search(item.nodeid) else prod(marker.args[0] for marker in markers)
+        always = _REFUSALS.search(item.nodeid) or any(item.iter_markers("always"))
+        parts = 1 if always else prod(marker.args[0] for marker in markers)
         among = [marker.kwargs["among"] for marker in markers if "among" in marker.kwargs]
         # An ordinary run leaves out what is slow; the others have samples of their own.
         slow, function = any(item.iter_markers("slow")), item.nodeid.partition("[")[0]

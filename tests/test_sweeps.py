@@ -16,10 +16,11 @@ class Case:
     marks: tuple[int, ...] = ()
     slow: bool = False
     among: str = ""
+    always: bool = False
 
     def iter_markers(self, name: str) -> Any:
-        if name == "slow":
-            return iter([pytest.mark.slow.mark] if self.slow else [])
+        if name in ("always", "slow"):
+            return iter([getattr(pytest.mark, name).mark] if getattr(self, name) else [])
         keywords = {"among": self.among} if self.among else {}
         return (pytest.mark.sweep(parts, **keywords).mark for parts in self.marks)
 
@@ -53,6 +54,13 @@ def test_as_many_samples_as_parts_are_all_cases(cases: list[Case], parts: int) -
 def test_wrong_calls_run_all_cases(function: str) -> None:
     cases = [Case(f"tests/a.py::{function}[{n}]", (6,)) for n in range(20)]
     assert sweeps.left_out(cast(Any, cases), "25") == []
+
+
+def test_a_case_that_is_marked_always_is_in_each_sample() -> None:
+    cases = [Case(f"tests/a.py::test_some[{n}]", (6,), always=n == 4) for n in range(20)]
+    for sample in range(6):
+        gone = sweeps.left_out(cast(Any, cases), str(sample))
+        assert cases[4] not in gone and len(gone) in (15, 16)
 
 
 def test_each_sample_has_a_case_of_each_function() -> None:

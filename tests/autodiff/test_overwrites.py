@@ -23,6 +23,7 @@ from tilekern.autodiff.overwrites import Overwrites
 from tilekern.errors import NotDifferentiableError
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Axis, Block, Func, Value
+from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Access, Atomic, Dim, Position, Store, Term, WriteOp
 from tilekern.ir.types import I32
 
@@ -155,6 +156,47 @@ def test_elements_that_a_program_stores_again_are_seen() -> None:
         assert has_times or not overwritten, f"seed {seed}\n{f}"
         tally[overwritten, has_times] += 1
     assert min(tally[True, True], tally[False, False]) > 60, tally
+
+
+class _Times:
+    """The times of the stores of one program, by a clock that also counts the branches that do not run."""
+
+    def __init__(self, f: Func, program: int) -> None:
+        self.last: dict[tuple[int, ...], int] = {}
+        self._clock = 0
+        self._run(f.body, {f.body.args[0]: program}, True)
+
+    def _run(self, block: Block, numbers: dict[Value, int], runs: bool) -> None:
+        for op in block.ops:
+            if isinstance(op, WriteOp):
+                if runs and isinstance(op, Store):
+                    self.last.update(dict.fromkeys(touched(op, numbers, _SHAPE), self._clock))
+                self._clock += 1
+            elif isinstance(op, Fold):
+                tiles = range(op.axis.tiles)
+                for tile in reversed(tiles) if op.reverse else tiles:
+                    self._run(op.body, {**numbers, op.body.args[0]: tile}, runs)
+            elif isinstance(op, Switch):
+                taken = min(max(numbers[op.operands[0]], 0), 1)
+                for n, region in enumerate(op.regions):
+                    self._run(region, numbers, runs and n == taken)
+
+
+def test_the_time_of_an_element_is_that_of_its_last_store() -> None:
+    seen = 0
+    for seed in range(400):
+        drawn = _Drawn(Random(seed))
+        drawn.out = ref("out", _SHAPE, "zeros", I32)  # elements that nothing stores stay 0
+        f = drawn.func()
+        programs = [_Times(f, i).last for i in range(_GRID.tiles)]
+        elements = [at for last in programs for at in last]
+        overwrites = Overwrites(f)
+        if overwrites.times and len(elements) == len(set(elements)):  # no two programs store one element
+            (times,) = interpret(overwrites.writer(set(), f.inputs))
+            found = {at: times[at] for at in elements}
+            assert found == {at: time for last in programs for at, time in last.items()}, f"seed {seed}\n{f}"
+            seen += 1
+    assert seen > 20
 
 
 def test_parts_that_numbers_select_are_apart() -> None:

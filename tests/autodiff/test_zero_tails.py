@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tests.ir.funcs import Source, at, func, ref, tile
+from tests.ir.funcs import Source, at, func, ref, tile, whole
 from tests.lang.checks import like_first
 from tilekern.autodiff.zero_tails import zero_tails
-from tilekern.ir.compute import Reduce
+from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.core import Axis, Value
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import F64
@@ -134,3 +134,17 @@ def test_a_tail_of_another_number_stays() -> None:
 def test_a_tail_of_zeros_times_a_finite_number_has_no_mask() -> None:
     for factor in (2.0, 1e300, np.inf):
         assert ("select(" in _sums_of_tiles(None, factor)[0]) == np.isinf(factor)
+
+
+def test_a_tail_of_zeros_that_a_product_pairs_with_infinities_adds_nothing() -> None:
+    x, y, out = ref("x", (1, 6), dtype=F64), ref("y", (6, 1), dtype=F64), ref("out", (2, 1), "out", F64)
+
+    def body(b: Source, i: Value) -> None:
+        inverse = b.ew("div", b.const(1.0, (4, 1), F64), b.load(y, tile(i, 4), whole(1)))
+        product = b.op(Dot, b.load(x, whole(1), tile(i, 4)), inverse, contract=((1,), (0,)))
+        b.store(out, product, tile(i, 1), whole(1))
+
+    result = zero_tails(func("f", (x, y, out), (Axis("i", 6, 4),), body), [x])
+    with np.errstate(divide="ignore"):
+        (sums,) = interpret(result, np.arange(6.0)[None], np.full((6, 1), 2.0))
+    np.testing.assert_array_equal(sums[:, 0], [3.0, 4.5])

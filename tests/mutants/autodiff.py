@@ -18,7 +18,7 @@ MUTANTS = (
         "tilekern/autodiff/overwrites.py",
         "self._number(op.body, first, (*strides, (op, span)))",
         "self._number(op.body, first, strides)",
-        _KERNELS,
+        ("tests/autodiff/test_overwrites.py",),
     ),
     Mutant(
         "sites: a diagonal covers its square",

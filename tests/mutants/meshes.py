@@ -69,13 +69,6 @@ MUTANTS = (
         modes="parts",
     ),
     Mutant(
-        "lanes: the carry of a loop over tiles has lanes of one tile",
-        "tilekern/ir/analysis/lanes.py",
-        "if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)):",
-        "if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)[:0]):",
-        _LANES,
-    ),
-    Mutant(
         "lanes: a switch between a sum and a number is a sum",
         "tilekern/ir/analysis/lanes.py",
         "if self._of(result).summed and not all(map(self._is_sum, values)):",
@@ -145,6 +138,6 @@ MUTANTS = (
         "tilekern/kernel/sharding_rule.py",
         "frozenset(n for n, r in enumerate(results) if name not in r) for name in self.sizes}\n        fixed",
         "frozenset() for name in self.sizes}\n        fixed",
-        ("tests/meshes",),
+        ("tests/ir/analysis/test_sharding.py", "tests/meshes"),
     ),
 )

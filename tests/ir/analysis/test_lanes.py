@@ -104,6 +104,10 @@ SUMS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "of what may be 0 times infinity": (lambda t, i: t * (1 / t), False),
     "of ones": (lambda t, i: jnp.ones((4, 3)), False),
     "of signs": (lambda t, i: t * np.array([1, -1, 1, -1], np.float32)[:, None], False),
+    "of the first rows of each tile": (
+        lambda t, i: jnp.where((i.valid & (jnp.arange(4) < 2))[:, None], t, 0),
+        False,
+    ),
     "of all pairs of rows": (lambda t, i: t[:, None] * t[None], False),
     "of a dot of all pairs of rows": (
         lambda t, i: jax.lax.dot_general(*_all_pairs(t), (((0, 1), (0, 1)), ((), ()))),
@@ -156,6 +160,7 @@ OF_TILES: dict[str, tuple[Callable[[Any, Any, Any], Any], bool]] = {
         lambda t, i, flag: jnp.where(i.index * 4 + jnp.arange(2) < 20, jnp.float32(1), 0).sum(),
         False,
     ),
+    "a maximum": (lambda t, i, flag: t.max(), False),
     "half of a count": (lambda t, i, flag: jax.lax.div(i.valid.sum(), jnp.int32(2)).astype(jnp.float32), False),
     "a sum of integers that wraps around": (
         lambda t, i, flag: (t.astype(jnp.int32) * 2**28).sum().astype(jnp.float32),

@@ -380,6 +380,16 @@ def test_a_rule_for_shardy_names_sizes_of_dims_in_parts() -> None:
     assert known == ("f0 (f1 f1_1), f1 -> f2 f3", ("f0", "f1_1", "f2", "f3"), {"f1_1": 6})
 
 
+def test_cotangents_of_an_operand_that_devices_share_are_added_up() -> None:
+    """Each device has rows of x, and all of w."""
+    rule = ShardingRule((("rows", "x.1"), ("w.0",)), (("rows", "out.1"),), {"rows": frozenset({8})}, {}, {})
+    of_both = rule.transposed([True, True])
+    assert of_both.operands == rule.results and of_both.results == rule.operands
+    assert of_both.sums == {"rows": frozenset({1})}
+    of_w = rule.transposed([False, True])
+    assert of_w.operands == (("rows", "x.1"), ("rows", "out.1")) and of_w.sums == {"rows": frozenset({0})}
+
+
 def test_the_least_number_of_parts_divides_all_sizes_of_a_name() -> None:
     sizes = {"pairs": frozenset({6, 4}), "threes": frozenset({9, 15}), "whole": frozenset({8, 9})}
     assert ShardingRule((), (), sizes, {}, {}).least_parts(sizes) == {"pairs": 2, "threes": 3}

@@ -22,7 +22,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Concatenate, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import DTYPES, F64, kind_of
+from tilekern.ir.types import DTYPES, F64, TileType, kind_of
 from tilekern.lower.mosaic.emit.ops import function_of
 from tilekern.lower.mosaic.legalize import legalize
 
@@ -179,3 +179,18 @@ def test_logistic_of_numbers_of_any_size() -> None:
         (got,) = (np.asarray(result) for result in run(legalize(made, "v5e"), x))
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=2e-38)
         np.testing.assert_allclose((x * got)[0, 1:5], (x * wanted)[0, 1:5], atol=1e-35)
+
+
+def test_products_of_float32_ask_for_their_precision() -> None:
+    """A TPU multiplies bfloat16; the CPU that interprets these tests would multiply float32 whatever is asked."""
+
+    def asked(dtype: str, precision: Any) -> Any:
+        tiles = tuple(Value(TileType((8, 8), DTYPES[dtype])) for _ in range(2))
+        op = Dot(operands=tiles, contract=((1,), (0,)), precision=precision, loc=Source().loc())
+        arrays = [jax.ShapeDtypeStruct((8, 8), tile.tile.dtype) for tile in tiles]
+        (product,) = jax.make_jaxpr(function_of(op))(*arrays).eqns
+        return product.params["precision"]
+
+    for precision, passes in {"ieee": "HIGHEST", "bf16x6": "HIGHEST", "bf16x3": "HIGH", "bf16": "DEFAULT"}.items():
+        assert asked("f32", precision) == (getattr(jax.lax.Precision, passes),) * 2
+        assert asked("bf16", precision) is None
