@@ -59,6 +59,19 @@ def test_a_load_reads_the_fill_for_tails() -> None:
     check(looked_up, table, X, oracle=np.append(table[X], [-1, -1]).astype(np.float32))
 
 
+def test_a_place_from_outside_selects_a_vector() -> None:
+    """The fourth start is read outside of `starts`, so it is 0; the vector there comes from inside of `x`."""
+
+    @tk.kernel(out_type=lambda starts, x: counts()())
+    def histogram(starts, x, out):
+        start = starts[tk.parallel(4)]
+        out.at[x[tk.ds(start, 4)]].add(1)
+
+    starts = np.array([2, 8, 9], np.int32)
+    read = [X[start : start + 4] for start in (*starts, 0)]
+    check(histogram, starts, X, oracle=np.bincount(np.concatenate(read), minlength=6).astype(np.int32))
+
+
 # --- chains of ops, against a model that looks at one lane at a time ----------------------------------------------
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, proved_dims, update
+from tilekern.ir.compute import Constant, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -139,8 +140,12 @@ class _Guard(Rewriter):
         if op.results and op.result in self._doubtful:
             copy = self.definition(results[0])
             assert copy is not None
-            self._note(op.result, Validity(self, copy).of_result([self._valid.get(v) for v in op.operands]))
+            self._note(op.result, Validity(self, copy).of_result(self._operands(op)))
         return results
+
+    def _operands(self, op: Op) -> list[Valid]:
+        """The valid lanes of the operands of a pure op."""
+        return [self._valid.get(v) for v in op.operands]
 
     def _note(self, value: Value, valid: Valid) -> None:
         if valid is not None:
@@ -285,6 +290,20 @@ class _Noting(_Guard):
     def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
         super().__init__(doubtful, ranges)
         self.valid_lanes: dict[MemoryOp, dict[int, Value]] = {}
+
+    def _operands(self, op: Op) -> list[Valid]:
+        """The same; the condition of `select(inside, vector, -1)` counts as valid, as a mask does.
+
+        `_Guard` makes such a select. Its condition compares a place, which a scalar from outside may have selected.
+        """
+        valid = super()._operands(op)
+        if isinstance(op, Select) and self._is_nowhere(op.operands[2]):
+            valid[0] = None
+        return valid
+
+    def _is_nowhere(self, value: Value) -> bool:
+        constant = self.definition(self.value(value))
+        return isinstance(constant, Constant) and bool((constant.array == _NOWHERE).all())
 
     def _memory(self, op: MemoryOp) -> Sequence[Value]:
         copy = op.copy(tuple(self.value(v) for v in op.operands))
