@@ -16,6 +16,8 @@ from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import ArgumentError
 from tilekern.kernel.signature import of_function
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 X = numbers(6)
 
 

@@ -14,6 +14,8 @@ from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.parse import parse
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 X = numbers(7)
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.lang.checks import like_first, numbers
 from tilekern.kernel.statics import static_key
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 X = numbers(6)
 Pair = namedtuple("Pair", "a b")
 

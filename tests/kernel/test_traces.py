@@ -14,6 +14,8 @@ import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import IndexingError
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 X = numbers(12)
 
 

@@ -16,6 +16,8 @@ from tilekern.ir.verify import verify
 from tilekern.lower.rewrite.constant_inputs import constants_as_inputs
 from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_constants_become_inputs_of_the_padded_shape(name: str) -> None:

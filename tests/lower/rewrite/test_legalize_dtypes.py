@@ -19,6 +19,8 @@ from tilekern.lower.mosaic.legalize.casts import MOSAIC
 from tilekern.lower.rewrite.capabilities import Capabilities
 from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 def legal(func: Func, has: Capabilities) -> Func:
     found = legalize_dtypes(func, has)

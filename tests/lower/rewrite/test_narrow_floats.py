@@ -16,6 +16,8 @@ from tilekern.ir.make import Make
 from tilekern.ir.types import DTYPES, F32, F64, I32
 from tilekern.lower.rewrite.narrow_floats import FORMATS, decoded, encoded, rounded
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 ORIGIN = Constant(array=np.zeros(()), shape=())
 NAMES = ["f16", "f8e5m2", "f8e4m3fn"]
 

@@ -12,6 +12,8 @@ from tilekern.ir.make import Make
 from tilekern.ir.types import BOOL, DTYPES, kind_of
 from tilekern.lower.rewrite.sort_key import sort_key
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 @pytest.mark.parametrize("name", [n for n, d in DTYPES.items() if d != BOOL and d.itemsize * 8 != 4])
 def test_keys_have_the_order_of_numbers(name: str) -> None:

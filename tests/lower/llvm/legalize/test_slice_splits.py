@@ -16,6 +16,8 @@ from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.passes.dce import dce
 from tilekern.testing.support import Sketch
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
 

@@ -19,6 +19,8 @@ from tilekern.lower.llvm.plan.steps import BufferCopies, LoopNest, Plan, Step
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.target import TARGETS
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 def kernel(function: Callable[..., Any], *shapes: tuple[int, ...], out: tuple[int, ...] | None = None) -> Any:
     """The Func of a kernel of float32 arrays."""

@@ -23,6 +23,8 @@ from tilekern.lower.llvm.plan.buffers import _OffsetAssigner
 from tilekern.lower.llvm.plan.steps import Buffer, BufferCopies, LoopNest, Map, Plan, Step
 from tilekern.lower.llvm.plan.verify_plan import verify_plan
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 def _func(body: Callable[..., None], *arrays: Any) -> Func:
     kernel = tk.kernel(out_type=lambda x, *_: jax.ShapeDtypeStruct(x.shape, x.dtype))(body)

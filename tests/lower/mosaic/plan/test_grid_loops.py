@@ -16,6 +16,8 @@ from tilekern.lower.mosaic.plan.grid_loops import (
 )
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 TABLE_BYTES = CHIPS["tpu:v5e"].table_bytes
 
 

@@ -11,6 +11,8 @@ from tilekern.ir.control import Fold
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.plan.unroll import Unrolling, trip_count, unrolling_of
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 MAXIMUM = """
     %7 = reduce(%6) {monoid="max", dims=[1]} : f32[128]
     %8 = broadcast(%7) {dims=[0]} : f32[128, 128]

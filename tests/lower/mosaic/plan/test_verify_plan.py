@@ -20,6 +20,8 @@ from tilekern.lower.mosaic.plan.output_blocks import OutputBlocks
 from tilekern.lower.mosaic.plan.plan_kernel import candidates
 from tilekern.lower.mosaic.plan.verify_plan import verify_plan
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 def plan_of(func: Func | str, form: str = "resident") -> KernelPlan:
     """The candidate plan of a form."""

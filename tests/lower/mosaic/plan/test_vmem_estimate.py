@@ -13,6 +13,8 @@ from tilekern.lower.mosaic.plan.unroll import Unrolling
 from tilekern.lower.mosaic.plan.vmem_estimate import spilled_bytes
 from tilekern.passes.cse import cse
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 V5E, V6E = CHIPS["tpu:v5e"], CHIPS["tpu:v6e"]
 TILE = 512 * 512 * 4
 HELD = 124 << 10  # stays in registers

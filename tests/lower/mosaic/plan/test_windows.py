@@ -12,6 +12,8 @@ from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel as plan
 from tilekern.lower.mosaic.plan.windows import Window, make_resident, merge, window_of
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 WHOLE = "0 +: 128!"
 
 

@@ -20,6 +20,8 @@ from tilekern.ir.types import I32, TileType
 from tilekern.lower.triton.emit.addresses import Addresses
 from tilekern.lower.triton.emit.source_text import Expr
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 LOW, HIGH = -(2**31), 2**31 - 1
 SIZES = st.sampled_from([1, 2, 4, 8])
 

@@ -15,6 +15,8 @@ import pytest
 import tilekern as tk
 from tests.lower.triton.running import assert_kernel, assert_runs, entry, program_of
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 pytest.importorskip("triton", reason="needs triton")
 
 X = np.arange(1, 13, dtype=np.float32)

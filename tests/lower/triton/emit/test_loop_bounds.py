@@ -17,6 +17,8 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import INDEX
 from tilekern.lower.triton.emit.loop_bounds import LoopBounds
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 HIGHEST = 9
 TL = SimpleNamespace(minimum=min, maximum=max)
 

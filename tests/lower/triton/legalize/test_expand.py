@@ -24,6 +24,8 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, DType, kind_of
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
 INTEGERS = [n for n, d in DTYPES.items() if kind_of(d) in ("signed", "unsigned")]
 # Functions of which float32 gives the narrow dtypes' bits, rounded once more; all others but these are approximations.

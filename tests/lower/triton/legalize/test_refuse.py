@@ -17,6 +17,8 @@ from tilekern.lower.triton.chip import CHIPS, Chip
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.legalize.refuse import LARGEST_GRID
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 def copy(dtype: DType, size: int = 8, extent: int = 8) -> Func:
     """out[i] = x[i]: the load is at line 1, the store at line 2."""

@@ -11,6 +11,8 @@ from tilekern.ir.parse import parse
 from tilekern.lower.triton.plan.launch_options import default_warps
 from tilekern.passes import pipeline
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 COPY = """
 func @f(%x: ref<f32[{size}], in>, %o: ref<f32[{size}], out>) {{
   %a = load %x[0 +: {size}!] : f32[{size}]

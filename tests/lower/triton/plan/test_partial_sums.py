@@ -19,6 +19,8 @@ from tilekern.ir.types import F32
 from tilekern.lower.triton.plan.partial_sums import PartialSums, plan_partial_sums
 from tilekern.lower.triton.program import Result
 
+pytestmark = pytest.mark.sweep(1)  # all cases: none compiles a program
+
 
 @given(func=sums())
 def test_summands_are_stored_where_no_element_gets_two(func: Func) -> None:
