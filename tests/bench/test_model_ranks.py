@@ -11,6 +11,8 @@ import pytest
 from bench import model_ranks
 from bench.model_ranks import spearman
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 
 def test_order_alone_decides() -> None:
     assert spearman([1, 2, 3], [10, 1000, 1001]) == 1

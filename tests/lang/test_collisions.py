@@ -14,6 +14,8 @@ from tests.lang.checks import WIDE, check, kernel, like_first, numbers, refused
 from tilekern.errors import OrderDependenceError, OutputError, TilekernError, WriteConflictError
 from tilekern.ir.interpret import interpret
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(13)
 TWICE = "2 programs store the same elements of out"
 

@@ -17,6 +17,8 @@ from tests.lang.checks import WIDE, check, interpreted, kernel, like_first, numb
 from tilekern.errors import OutputError, UnwrittenError, WriteConflictError
 from tilekern.ir.interpret import interpret
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(10)
 LEFT_OUT, TWICE = "no program stores element", "programs store the same elements of out"
 

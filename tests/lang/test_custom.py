@@ -22,6 +22,8 @@ from tilekern.ir.memory import Load, Store
 from tilekern.ir.parse import parse
 from tilekern.testing.support import Sketch
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = np.array([-1.5, -0.0, 0.0, 0.5, 2.0, np.inf, -np.inf])
 
 

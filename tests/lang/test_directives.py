@@ -18,6 +18,8 @@ from tilekern.errors import ArgumentError, CarryError, DeviceAssertionError, Tra
 from tilekern.ir.control import Hoist
 from tilekern.ir.core import Func
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(6)
 
 

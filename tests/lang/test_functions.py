@@ -14,6 +14,8 @@ import tilekern as tk
 from tests.lang.checks import BLOCKS, COMPILED, EXTENTS, WIDE, check, interpreted, kernel, like_first, numbers, refused
 from tilekern.errors import ArgumentError
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(4, 6)
 BF16 = ml_dtypes.bfloat16
 

@@ -14,6 +14,8 @@ import tilekern as tk
 from tests.lang.checks import check, like_first, numbers, refused
 from tilekern.errors import IndexingError, TraceError
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(8)
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 OTHERS = [0, 1.5, None, "a", np.int32(3), np.float64(3), np.arange(3), jnp.int32(3), jnp.arange(3), [0]]

@@ -14,6 +14,8 @@ import tilekern as tk
 from tests.lang.checks import check, kernel, like_first, numbers, refused
 from tilekern.errors import NotBatchableError, NotDifferentiableError, TraceError, UnsupportedError
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(10)
 
 

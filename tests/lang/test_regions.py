@@ -21,6 +21,8 @@ from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.lower.target import resolve
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(8, 4)
 
 

@@ -16,6 +16,8 @@ import tilekern as tk
 from tests.lang.checks import WIDE, check, kernel, like_first, numbers, refused
 from tilekern.errors import OutputError, TilekernError, UnwrittenError
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = numbers(8)
 REFUSED = "out is loaded before anything is stored to it"
 

@@ -10,6 +10,8 @@ from tests.lower.llvm.running import run
 from tilekern.ir.parse import parse
 from tilekern.lower.llvm.lowering import LlvmLowering
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
 

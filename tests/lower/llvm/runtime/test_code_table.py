@@ -16,6 +16,8 @@ from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.compile.loaded_code import CodeTable, LoadedCode
 from tilekern.lower.llvm.runtime import code_table, ffi_structs
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
 

@@ -19,6 +19,8 @@ from tests.lower.llvm.tasks import add_up, handler, process, scale, through_scra
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime import ffi_handler, ffi_structs
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
 

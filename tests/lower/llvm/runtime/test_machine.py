@@ -8,6 +8,8 @@ from tests.lower.llvm.tasks import ARM, HASWELL
 from tilekern.errors import TargetError
 from tilekern.lower.llvm.runtime.machine import describe
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 LINUX = "x86_64-unknown-linux-gnu"
 AVX2 = dict.fromkeys(["avx2", "fma", "f16c"], True)
 AVX512 = AVX2 | dict.fromkeys(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"], True)

@@ -26,6 +26,8 @@ from tilekern.lower.mosaic.chip import CHIPS, Chip
 from tilekern.lower.mosaic.compile import toolchain
 from tilekern.lower.mosaic.compile.ahead_of_time import asm, compile_ahead, vmem_used
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 X = jax.ShapeDtypeStruct((64, 256), jnp.float32)
 V5E = CHIPS["tpu:v5e"]
 each_chip = pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.name)

@@ -12,6 +12,8 @@ from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Position
 from tilekern.ir.types import DTYPES, F64, RefType, TileType, kind_of
 from tilekern.lower.mosaic.emit.memory import combine
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 NUMBERS = [n for n, d in DTYPES.items() if d.itemsize <= 4 and kind_of(d) != "bool"]
 
 

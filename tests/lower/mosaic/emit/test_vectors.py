@@ -10,6 +10,8 @@ from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
 from tilekern.lower.mosaic.plan.vector_forms import shape_in
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 
 @pytest.mark.parametrize("name", [n for n, d in DTYPES.items() if d.itemsize <= 4])
 @pytest.mark.parametrize("length", [1, 5, 128, 200])

@@ -12,6 +12,8 @@ from tilekern.ir.compute import Bitcast, Dot
 from tilekern.ir.types import BF16, DTYPES, F16
 from tilekern.lower.mosaic.legalize.emulate_float16 import emulate_float16
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["i16", "u16", "bf16", "f16"])

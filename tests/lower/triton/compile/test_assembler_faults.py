@@ -19,6 +19,8 @@ from tilekern.lower.triton.compile.assembler_faults import warn_of_faults
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.compile.compile_program import compile_program
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 HOPPER = CHIPS["cuda:sm_90"]
 SUMS = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1,%f2,%f3,%f4}"
 REGISTERS = SUMS + ", {%r1,%r2,%r3,%r4}, %rd1, p, 1, 1, 1;"

@@ -15,6 +15,8 @@ from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.failure import quiet
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 pytest.importorskip("triton", reason="needs triton")
 HOPPER = CHIPS["cuda:sm_90"]
 ASM = "tl.store(out_ptr + i, tl.inline_asm_elementwise('{}', '=r,r', [tl.load(x_ptr + i)], tl.float32, True, {}))"

@@ -15,6 +15,8 @@ from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import allocations, check_fits, check_launch_options, measure, occupancy
 from tilekern.lower.triton.vendor import NVIDIA
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 HOPPER = CHIPS["cuda:sm_90"]
 
 

@@ -11,6 +11,8 @@ from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import DTYPES, F32
 from tilekern.lower.triton.interpreter.libdevice import SYMBOLS
 
+pytestmark = pytest.mark.sweep(1)  # all cases: they take little time
+
 pytest.importorskip("triton", reason="needs triton")
 
 FUNCTIONS = {
