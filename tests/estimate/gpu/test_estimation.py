@@ -169,6 +169,15 @@ def test_a_last_wave_of_one_program_takes_a_whole_one() -> None:
     assert more.lines["mufu"] == pytest.approx(full.lines["mufu"] * 133 / 132)  # on average
 
 
+def test_a_last_wave_of_few_programs_a_multiprocessor_takes_a_part_of_one() -> None:
+    """Four programs share the units of a multiprocessor; in the last wave each has one."""
+    text = loop(EXPONENTIALS, 20)
+    launch = replace(ONE, programs=4 * 132, resident=4)
+    full, one, more = (estimate(text, replace(launch, programs=n)).cycles for n in (4 * 132, 132, 5 * 132))
+    assert one < 0.5 * full
+    assert more == pytest.approx(full + one)
+
+
 def test_products_in_tensor_memory() -> None:
     """Blackwell: one thread issues them, by a descriptor of 128 rows and columns, and a barrier tells their end."""
     products = "@P2 UTCHMMA gdesc[UR4], gdesc[UR10], tmem[UR23], tmem[UR34], idesc[UR35], UPT\n" * 8
