@@ -44,11 +44,11 @@ def main(arguments: Sequence[str]) -> int:
     cli = argparse.ArgumentParser(prog="python -m bench.explanations", description=(__doc__ or "").splitlines()[0])
     cli.add_argument("names", nargs="*", help='functions, or their cases: matmul, or "matmul square"; all by default')
     cli.add_argument("--targets", default=",".join(TARGETS), metavar="A,B", help="default: %(default)s")
-    given = cli.parse_args(arguments)
+    options = cli.parse_args(arguments)
     warnings.simplefilter("ignore")
     slow = 0
-    for target in map(resolve, given.targets.split(",")):
-        taken = [seconds(title, kernel, target) for title, kernel in kernels(given.names, target)]
+    for target in map(resolve, options.targets.split(",")):
+        taken = [seconds(title, kernel, target) for title, kernel in kernels(options.names, target)]
         slow += sum(s > (2 if target.full_name.startswith("cpu") else 15) for s in taken)
         if taken:
             print(
@@ -71,7 +71,7 @@ def kernels(names: Sequence[str], target: Target) -> Iterator[tuple[str, Instanc
 
 
 def seconds(title: str, kernel: Instance, target: Target) -> float:
-    """Seconds of the explanation of a kernel, which are printed with what was tried."""
+    """The seconds of a kernel's explanation. They are printed, with the number of trials."""
     tuning = kernel.tuning
     assert tuning is not None
     begin = time.monotonic()
@@ -79,9 +79,10 @@ def seconds(title: str, kernel: Instance, target: Target) -> float:
         lowering: Any = kernel.lowered(target)
         sizes = {name: size for name, size in tuning.settings(target).items() if type(size) is int}
         variants = Variants(sizes, lambda changes: tuning.varied(changes, None).lowered(target)) if sizes else None
-        known = [None] * len(lowering.func.inputs)
-        made = explain(lowering, target, known, values_of(lowering.func), variants, None)
-        said = f"{made.tried} tried, {len(made.untried)} not{f'; {made.unestimated}' if made.unestimated else ''}"
+        unknown = [None] * len(lowering.func.inputs)
+        explanation = explain(lowering, target, unknown, values_of(lowering.func), variants, None)
+        said = f"{explanation.tried} tried, {len(explanation.untried)} not"
+        said += f"; {explanation.unestimated}" if explanation.unestimated else ""
     except TilekernError as error:
         said = f"refused: {error.summary}"
     taken = time.monotonic() - begin
