@@ -119,6 +119,22 @@ def test_values_of_unknown_memory_are_unknown() -> None:
     assert last("REDUX.SUM.S32 UR8, R4", [1] * 64, known=False) == [(None,)] * 2
 
 
+def test_one_thread_is_run_where_no_value_is_known() -> None:
+    """Of the estimate of a step of AdamW on 50,257 rows, the other threads took 13 of 15 seconds, and told nothing."""
+    code, started = parse(sass(LOAD + ACROSS_WARPS.format(between="NOP"))).code, list[tuple[int, int]]()
+
+    def thread(warp: int, lane: int) -> Thread:
+        started.append((warp, lane))
+        return threads([], known=False)(warp, lane)
+
+    exchanges = [n for n, instruction in enumerate(code) if is_exchange(instruction)]
+    needed = [code[n] for n in origins(code, exchanges)]
+    first, second = exchanged(needed, thread, 2)
+    assert started == [(0, 0)]
+    assert first == second and first.keys() == {code[n].address for n in exchanges}
+    assert not any(value for values in first.values() for value in values)
+
+
 def test_a_loop_runs_as_often_as_the_sum_of_a_program_says() -> None:
     text = (
         LOAD

@@ -6,7 +6,7 @@ all threads hold: then all threads run the few instructions that the bounds depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 
 from tilekern.estimate.gpu.rates import WARP
@@ -64,7 +64,7 @@ def origins(code: Sequence[Instruction], deciding: Collection[int]) -> list[int]
 
 
 def exchanged(
-    instructions: Iterable[Instruction], threads: Callable[[int, int], Thread], warps: int
+    instructions: Sequence[Instruction], threads: Callable[[int, int], Thread], warps: int
 ) -> list[dict[int, tuple[Value, ...]]]:
     """For each warp the values that its first thread gets from other threads, by the address of the instruction.
 
@@ -73,6 +73,8 @@ def exchanged(
       threads: the state of a thread at its start, by the numbers of the warp and of the lane.
       warps: warps of a program.
     """
+    if (unknown := _unknown(instructions, threads(0, 0))) is not None:
+        return [unknown] * warps
     program = [[threads(warp, lane) for lane in range(WARP)] for warp in range(warps)]
     results: list[dict[int, tuple[Value, ...]]] = [{} for _ in program]
     memory: Memory = {}
@@ -89,6 +91,31 @@ def exchanged(
             for warp in program:
                 for thread in warp:
                     evaluate(instruction, thread)
+    return results
+
+
+def _unknown(instructions: Sequence[Instruction], thread: Thread) -> dict[int, tuple[Value, ...]] | None:
+    """The results of the exchanges if the values that the first thread passes on are not known; None if some are.
+
+    Then those of the other threads are not known either, for all threads run the same instructions. To run them would
+    take a hundred times as long.
+    """
+    results: dict[int, tuple[Value, ...]] = {}
+    memory: Memory = {}
+    for instruction in instructions:
+        if instruction.name in _STORES:
+            memory.clear()
+        elif instruction.name == "STS":
+            _store([thread], instruction, memory)
+            if any(octet is not None for octet in memory.values()):
+                return None
+        elif instruction.name in _EXCHANGES:
+            passes_on = instruction.name not in ("ELECT", "LDS")
+            if instruction.name == "ELECT" or (passes_on and thread.read(instruction.inputs[0]) is not None):
+                return None
+            results[instruction.address] = _exchange([thread] * WARP, instruction, memory)[0]
+        else:
+            evaluate(instruction, thread)
     return results
 
 
