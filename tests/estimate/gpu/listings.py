@@ -1,5 +1,15 @@
 """SASS listings for tests of the cycle model, in the disassembler's form."""
 
+from tilekern.estimate.gpu import Launch
+
+ONE = Launch(programs=132, warps=4)
+"""One program for each multiprocessor of an H100."""
+
+PRODUCT = "WARPGROUP.ARRIVE\n" + "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24\n" * 7
+PRODUCT += "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
+WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+EXPONENTIALS = "\n".join(f"MUFU.EX2 R{100 + n}, R{100 + n}" for n in range(48))
+
 
 def sass(text: str) -> str:
     """A listing in the disassembler's form, from lines of instructions and labels."""
