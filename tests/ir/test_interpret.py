@@ -479,3 +479,19 @@ def test_one_lane_from_outside_of_an_array_is_an_error() -> None:
     """The tile of the second program has two lanes inside of x, and two behind its end."""
     with pytest.raises(OutOfBoundsError, match=r"dim 0 of o .* read outside of an array\n.*\n +got: lane=\[2\]"):
         interpret(parse(GATHERED), np.arange(6, dtype=np.int32))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "%p = eq(%v, %zero) : bool[4] %w = select(%p, %lanes, %nowhere) : i32[4]",
+        "%p = ne(%v, %zero) : bool[4] %s = select(%p, %v, %nowhere) : i32[4] %w = add(%s, %one) : i32[4]",
+    ],
+    ids=["data from outside choose a lane", "-1 becomes an index"],
+)
+def test_a_select_by_data_from_outside_is_an_error(index: str) -> None:
+    """Unlike the select of a guard, whose condition compares positions, and whose result is the index itself."""
+    constants = "%zero = constant 0 : i32[4] %nowhere = constant -1 : i32[4] %lanes = iota() {dim=0} : i32[4]"
+    text = GATHERED.replace("  atomic", f"  {constants} {index}\n  atomic").replace("gather(%v, 4)", "gather(%w, 4)")
+    with pytest.raises(OutOfBoundsError, match="read outside of an array"):
+        interpret(parse(text), np.arange(6, dtype=np.int32))

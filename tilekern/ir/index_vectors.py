@@ -52,12 +52,30 @@ def valid_lanes(func: Func) -> tuple[Func, Mapping[MemoryOp, Mapping[int, Value]
     if not vectors:
         return func, {}
     ranges = analyze(func)
-    noting = _Noting(_doubtful(func, vectors, ranges), ranges)
+    noting = _Noting(_doubtful(func, vectors, ranges), ranges, _bare(func))
     return noting.run(func), noting.valid_lanes
 
 
 def _vectors(op: MemoryOp) -> list[Value]:
     return [v for v in op.positions if v.tile.shape]
+
+
+def _bare(func: Func) -> set[Value]:
+    """The index vectors that are used as the index of a dim, and for nothing else."""
+    indices, others = set[Value](), set[Value]()
+    for op in func.walk():
+        alone = set[Value]()
+        if isinstance(op, MemoryOp):
+            terms = [dim.position.terms[0] for dim in op.access.dims if _is_one_term(dim.position)]
+            alone = {op.positions[term.operand] for term in terms}
+        indices |= alone
+        others.update(v for v in op.operands if v not in alone)
+        others.update(v for region in op.regions for v in region.results)
+    return indices - others
+
+
+def _is_one_term(position: Position) -> bool:
+    return bool(position.terms) and position == Position((Term(position.terms[0].operand, 1),))
 
 
 # --- values whose lanes may be invalid -------------------------------------------------------------------------------
@@ -160,7 +178,7 @@ class _Guard(Rewriter):
         for dim, number, valid in self._invalid(op):
             vector, lane = guarded.positions[number], op.access.lanes[dim]
             assert lane is not None
-            if op.access.dims[dim].position == Position((Term(number, 1),)) and not self._is_sum(vector):
+            if _is_one_term(op.access.dims[dim].position) and not self._is_sum(vector):
                 chosen = make.select(valid, vector, _NOWHERE)
                 guarded = guarded.copy(_with(guarded.operands, guarded.leading + number, chosen))
             else:
@@ -287,19 +305,21 @@ class _Guard(Rewriter):
 class _Noting(_Guard):
     """Leaves the accesses as they are, and notes the valid lanes of their index vectors."""
 
-    def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
+    def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval], bare: set[Value]) -> None:
         super().__init__(doubtful, ranges)
+        self._bare = bare
         self.valid_lanes: dict[MemoryOp, dict[int, Value]] = {}
 
     def _operands(self, op: Op) -> list[Valid]:
-        """The same; the condition of `select(inside, vector, -1)` counts as valid, as a mask does.
+        """The valid lanes of the operands, but that the condition of a select that `_Guard` has made is valid.
 
-        `_Guard` makes such a select. Its condition compares a place, which a scalar from outside may have selected.
+        Such a select, of a doubtful vector or -1, is the index of a dim. Its condition compares the place that the
+        vector was loaded from, which a scalar that was read outside of an array may have selected: as the mask of an
+        access, this condition does not make lanes invalid.
         """
         valid = super()._operands(op)
-        if isinstance(op, Select) and self._is_nowhere(op.operands[2]):
-            valid[0] = None
-        return valid
+        is_guard = isinstance(op, Select) and op.result in self._bare and self._is_nowhere(op.operands[2])
+        return [None, *valid[1:]] if is_guard and valid[1] is not None else valid
 
     def _is_nowhere(self, value: Value) -> bool:
         constant = self.definition(self.value(value))
