@@ -132,7 +132,27 @@ def test_one_thread_is_run_where_no_value_is_known() -> None:
     first, second = exchanged(needed, thread, 2)
     assert started == [(0, 0)]
     assert first == second and first.keys() == {code[n].address for n in exchanges}
-    assert not any(value for values in first.values() for value in values)
+    assert all(value is None for values in first.values() for value in values)
+
+
+def test_what_another_thread_stores_is_known() -> None:
+    """The first thread stores nothing, and what it loads is the number of thread 32."""
+    text = """
+        ISETP.NE.U32.AND P3, PT, R0, 0x20, PT
+        @!P3 STS [RZ+0x40], R0
+        BAR.SYNC.DEFER_BLOCKING 0x0
+        LDS R5, [RZ+0x40]
+    """
+    assert last(text, [], known=False) == [(32,)] * 2
+
+
+def test_the_first_lane_is_shifted_up_from_nowhere() -> None:
+    text = """
+        SHFL.UP P2, R5, R4, 0x1, RZ
+        SEL R6, R4, RZ, P2
+        SHFL.UP P2, R7, R6, 0x1, RZ
+    """
+    assert last(text, [1] * 64, known=False) == [(0, 0)] * 2
 
 
 def test_a_loop_runs_as_often_as_the_sum_of_a_program_says() -> None:

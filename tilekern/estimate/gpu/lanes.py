@@ -95,10 +95,10 @@ def exchanged(
 
 
 def _unknown(instructions: Sequence[Instruction], thread: Thread) -> dict[int, tuple[Value, ...]] | None:
-    """The results of the exchanges if the values that the first thread passes on are not known; None if some are.
+    """The results of the exchanges if nothing that the first thread passes on is known, else None.
 
-    Then those of the other threads are not known either, for all threads run the same instructions. To run them would
-    take a hundred times as long.
+    The bounds of a loop are the same in all threads, so they depend on what this thread passes on, too. To run all
+    threads would take 32 times as long for each warp.
     """
     results: dict[int, tuple[Value, ...]] = {}
     memory: Memory = {}
@@ -107,13 +107,15 @@ def _unknown(instructions: Sequence[Instruction], thread: Thread) -> dict[int, t
             memory.clear()
         elif instruction.name == "STS":
             _store([thread], instruction, memory)
-            if any(octet is not None for octet in memory.values()):
+            is_skipped = thread.holds(instruction.guard, instruction.negated) is False  # another thread stores
+            if is_skipped or any(octet is not None for octet in memory.values()):
                 return None
         elif instruction.name in _EXCHANGES:
             passes_on = instruction.name not in ("ELECT", "LDS")
             if instruction.name == "ELECT" or (passes_on and thread.read(instruction.inputs[0]) is not None):
                 return None
-            results[instruction.address] = _exchange([thread] * WARP, instruction, memory)[0]
+            values = results[instruction.address] = _passed([thread] * WARP, instruction, memory)[0]
+            _receive(thread, instruction, values)
         else:
             evaluate(instruction, thread)
     return results
@@ -121,6 +123,22 @@ def _unknown(instructions: Sequence[Instruction], thread: Thread) -> dict[int, t
 
 def _exchange(warp: Sequence[Thread], instruction: Instruction, memory: Memory) -> list[tuple[Value, ...]]:
     """Run an exchange on all threads of a warp: for each thread its results."""
+    rows = _passed(warp, instruction, memory)
+    for thread, values in zip(warp, rows, strict=True):
+        _receive(thread, instruction, values)
+    return rows
+
+
+def _receive(thread: Thread, instruction: Instruction, values: tuple[Value, ...]) -> None:
+    """Write what an exchange gives a thread, unless its guard is false."""
+    if thread.holds(instruction.guard, instruction.negated) is not False:
+        thread.registers.update(dict.fromkeys(instruction.writes))
+        for register, value in zip(_places(instruction), values, strict=False):
+            thread.write(register, value)
+
+
+def _passed(warp: Sequence[Thread], instruction: Instruction, memory: Memory) -> list[tuple[Value, ...]]:
+    """What an exchange gives each thread of a warp."""
     rows: list[tuple[Value, ...]]
     active = [thread.holds(instruction.guard, instruction.negated) for thread in warp]
     if instruction.name == "LDS":
@@ -135,11 +153,6 @@ def _exchange(warp: Sequence[Thread], instruction: Instruction, memory: Memory) 
         values = [t.read(instruction.inputs[0]) for t, runs in zip(warp, active, strict=True) if runs]
         operands = [value for value in values if value is not None]
         rows = [(_combined(operands, instruction) if len(operands) == len(values) else None,)] * WARP
-    for thread, values, runs in zip(warp, rows, active, strict=True):
-        if runs is not False:
-            thread.registers.update(dict.fromkeys(instruction.writes))
-            for register, value in zip(_places(instruction), values, strict=False):
-                thread.write(register, value)
     return rows
 
 
