@@ -65,7 +65,8 @@ class Outcome:
       commit: the revision that was checked out, with "+" if files were changed since.
       passed: True if no test failed.
       seconds: by the clock.
-      summary: the last line of the output, and a line for each failure.
+      summary: the line with the number of tests, or the last line of the output; and a line for each failure, and for
+        what was skipped as a whole.
     """
 
     commit: str
@@ -162,10 +163,11 @@ def _run(part: Part, commit: str) -> Outcome:
     with output.open("w") as file:
         command = [sys.executable, *part.command]
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
-    lines = [line for line in output.read_text().splitlines() if line.strip()]
-    failures = [line for line in lines if line.startswith(("FAILED", "ERROR", "survivor"))]
-    last = lines[-1:] or [f"no output, status {done.returncode}"]
-    summary = tuple(dict.fromkeys((*last, *failures)))
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    counts = [line for line in lines if re.search(r"\d+ (passed|failed)|are killed$", line)]
+    notes = [line for line in lines if line.startswith(("FAILED", "ERROR", "survivor")) or ": skipped, " in line]
+    last = counts[-1:] or lines[-1:] or [f"no output, status {done.returncode}"]
+    summary = tuple(dict.fromkeys((*last, *notes)))
     return Outcome(commit, done.returncode == 0, round(time.monotonic() - began, 1), summary)
 
 

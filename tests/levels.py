@@ -2,7 +2,7 @@
 
     python -m tests.levels          a sample at each level: of the tests of the CPU backends, and of random programs
     python -m tests.levels --all    all cases of these tests, and ten minutes of the fuzzer
-    python -m tests.levels --only "XLA at AVX2"
+    python -m tests.levels --only "XLA at AVX2"    one level
 
 The random programs of the sample have fixed seeds, so that a commit that passes today passes tomorrow.
 
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _chosen(only: str | None) -> Iterator[Run]:
-    """The runs on this machine, or the one of a level."""
+    """The runs on this machine, or the run of the level `only`."""
     from tilekern.lower.llvm.compile import toolchain  # needs llvmlite, which `tests.full` need not have
 
     return (run for run in runs(toolchain.host()) if only in (None, run.level))
