@@ -6,7 +6,7 @@
 Explanations are made one after the other in one process, so the first one of a target also imports its compiler, and
 may measure the rates of this machine. Seconds are by the wall. The exit status is 1 if one took longer than asked: 2
 seconds on CPUs, 15 elsewhere. Arrays that decide how often a loop runs hold values that rise up to the rows of the
-first array, or 1 where they are matrices.
+first array; other numbers of this kind, and matrices, are 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     warnings.simplefilter("ignore")
     slow = 0
     for target in map(resolve, options.targets.split(",")):
-        taken = [seconds(title, kernel, target) for title, kernel in kernels(options.names, target)]
+        explained = [seconds(title, kernel, target) for title, kernel in kernels(options.names, target)]
+        taken = [s for s in explained if s is not None]
         slow += sum(s > (2 if target.full_name.startswith("cpu") else 15) for s in taken)
         if taken:
             print(
@@ -70,8 +71,8 @@ def kernels(names: Sequence[str], target: Target) -> Iterator[tuple[str, Instanc
                         yield title, kernel
 
 
-def seconds(title: str, kernel: Instance, target: Target) -> float:
-    """The seconds of a kernel's explanation. They are printed, with the number of trials."""
+def seconds(title: str, kernel: Instance, target: Target) -> float | None:
+    """The seconds of a kernel's explanation, None if the target refuses it; printed with the number of trials."""
     tuning = kernel.tuning
     assert tuning is not None
     begin = time.monotonic()
@@ -84,7 +85,8 @@ def seconds(title: str, kernel: Instance, target: Target) -> float:
         said = f"{explanation.tried} tried, {len(explanation.untried)} not"
         said += f"; {explanation.unestimated}" if explanation.unestimated else ""
     except TilekernError as error:
-        said = f"refused: {error.summary}"
+        print(f"{title}, {target.full_name}: refused, {error.summary}", flush=True)
+        return None
     taken = time.monotonic() - begin
     print(f"{title}, {target.full_name}: {taken:.2f} s, {said}", flush=True)
     return taken

@@ -11,7 +11,7 @@ alike, are in different samples. Each sample has a case of each function at leas
 `sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name in the
 place of those of a function. In the folders of `FOLDERS` tests with cases are sweeps unless they are marked: there
 `sweep(1)` runs all cases, which tests do that take no time. Tests of wrong calls, by their names, run all cases.
-A case that is marked `always` is in each sample: of all tests of a fault in `tests/mutants`, it alone finds it.
+A case that is marked `always` is in each sample: no other case finds some fault of `tests/mutants`.
 """
 
 from __future__ import annotations

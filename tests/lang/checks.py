@@ -26,7 +26,7 @@ from tilekern.lower.target import DEFAULT
 CPUS = ("cpu:xla", "cpu:llvm") if find_spec("llvmlite") else ("cpu:xla",)
 EXTENTS = st.sampled_from([0, 1, 7, 8, 9, 13])  # nothing, one, primes, a block and its neighbours
 BLOCKS = st.sampled_from([1, 3, 4, 8])
-# Every example is traced, interpreted, and compiled by LLVM and by XLA, which takes a tenth of a second.
+# Every example is traced, interpreted, and compiled by LLVM and by XLA, which takes most of the time.
 COMPILED = settings(max_examples=12)
 WIDE = settings(max_examples=60)  # interpreted only
 

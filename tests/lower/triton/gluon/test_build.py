@@ -87,8 +87,9 @@ FUNCS: dict[str, Any] = {
 }
 
 
-# A loop from its end, and the only mask that keeps rows by a number of the program.
+# Each alone finds a fault of tests/mutants: in a loop that runs backwards, and in a mask of rows by lengths.
 _ALWAYS = ("a triangle from its diagonal back", "attention with lengths")
+assert {*_ALWAYS} <= FUNCS.keys()
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.always] * (n in _ALWAYS)) for n in FUNCS])
