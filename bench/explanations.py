@@ -97,7 +97,7 @@ def values_of(func: Func) -> dict[str, Any]:
     rows = func.inputs[0].ref.shape[0]
 
     def rising(shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.linspace(rows / shape[0], rows, shape[0]).astype(dtype) if len(shape) == 1 else 1
+        return np.linspace(rows / max(shape[0], 1), rows, shape[0]).astype(dtype) if len(shape) == 1 else 1
 
     deciding = {param for params in data_loops(func).values() for param in params}
     return {param.name: rising(param.ref.shape, param.ref.dtype) for param in deciding}

@@ -6,25 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.explanations import values_of
 from tests.lower.library import CASES, family
 from tilekern.errors import TilekernError
 from tilekern.estimate import Estimate, estimate
-from tilekern.estimate.data_loops import data_loops
 from tilekern.ir.core import Func
 from tilekern.lower.target import resolve
 
 PACKAGES = {"cpu:llvm": "llvmlite", "cuda:sm_90": "triton", "tpu:v5e": "libtpu", "tpu:v6e": "libtpu"}
-
-
-def values_of(func: Func) -> dict[str, Any]:
-    """Values of the arrays that decide how often loops run: rising, up to the rows of the first array."""
-    deciding = {param for params in data_loops(func).values() for param in params}
-    rows = func.inputs[0].ref.shape[0]
-
-    def rising(shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.linspace(rows / max(shape[0], 1), rows, shape[0]).astype(dtype) if len(shape) == 1 else 1
-
-    return {param.name: rising(param.ref.shape, param.ref.dtype) for param in deciding}
 
 
 def lowered(name: str, case: str, target: str) -> tuple[Func, Any]:

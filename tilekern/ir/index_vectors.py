@@ -62,16 +62,16 @@ def _vectors(op: MemoryOp) -> list[Value]:
 
 def _bare(func: Func) -> set[Value]:
     """The index vectors that are used as the index of a dim, and for nothing else."""
-    indices, others = set[Value](), set[Value]()
+    indices, used_otherwise = set[Value](), set[Value]()
     for op in func.walk():
         alone = set[Value]()
         if isinstance(op, MemoryOp):
             terms = [dim.position.terms[0] for dim in op.access.dims if _is_one_term(dim.position)]
             alone = {op.positions[term.operand] for term in terms}
         indices |= alone
-        others.update(v for v in op.operands if v not in alone)
-        others.update(v for region in op.regions for v in region.results)
-    return indices - others
+        used_otherwise.update(v for v in op.operands if v not in alone)
+        used_otherwise.update(v for region in op.regions for v in region.results)
+    return indices - used_otherwise
 
 
 def _is_one_term(position: Position) -> bool:
